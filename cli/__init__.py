@@ -1,0 +1,1 @@
+"""The ``gpuhost`` command: ansible-runner underneath, progress, run records, reports."""

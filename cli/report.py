@@ -1,0 +1,5 @@
+"""stub"""
+
+
+def write(run_dir):
+    return run_dir / "report.html"

@@ -1,0 +1,220 @@
+"""Run a function in a child process of its own session, with a hard time limit, and hear what it reports."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from dataclasses import dataclass, field
+from typing import Any, Callable, NoReturn
+
+from gpu_checks import processes
+from gpu_checks.measurement import Measurement, from_dict, to_dict
+
+STDERR_KEPT_BYTES = 16 * 1024
+"""Only the end of what a child writes is kept; its last line is what we show."""
+
+REPORT_LIMIT_BYTES = 16 * 1024 * 1024
+"""A child that reports more than this has lost its way: thousands of measurements fit in it."""
+
+CHUNK_BYTES = 64 * 1024
+"""The size of a pipe's buffer on Linux, so one read can empty it."""
+
+DRAIN_READS = 8
+"""Two full pipes and two ends of file take four reads; short reads may need some more."""
+
+
+@dataclass
+class Heard:
+    """What a child said so far. ``ended``: it said itself that it was through."""
+
+    measurements: list[Measurement] = field(default_factory=list)
+    doing: str = ""
+    ended: bool = False
+    nonsense: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a child ended. ``wait_status`` is None where it was not reaped; ``survivors`` no SIGKILL could end."""
+
+    heard: Heard
+    timed_out: bool
+    wait_status: int | None
+    stderr_last_line: str
+    survivors: list[int]
+    seconds: float
+
+
+class PipeReport:
+    """The child's side of the report: one JSON line for each thing said, written at once."""
+
+    def __init__(self, file: int) -> None:
+        """Write to this file descriptor."""
+        self._file = file
+
+    def _say(self, what: dict[str, Any]) -> None:
+        data = json.dumps(what, allow_nan=False).encode() + b"\n"
+        while data:
+            data = data[os.write(self._file, data) :]
+
+    def add(self, measurement: Measurement) -> None:
+        """Hand over one finished measurement."""
+        self._say({"measurement": to_dict(measurement)})
+
+    def doing(self, what: str) -> None:
+        """Say what comes next."""
+        self._say({"doing": what})
+
+    def end(self) -> None:
+        """Say that everything was said."""
+        self._say({"end": True})
+
+
+def hear(heard: Heard, line: bytes) -> None:
+    """Take in one line of a report. What is no report is remembered and ends the child's credit."""
+    try:
+        said = json.loads(line)
+        if "measurement" in said:
+            heard.measurements.append(from_dict(said["measurement"]))
+        elif "doing" in said:
+            heard.doing = str(said["doing"])
+        elif "end" in said:
+            heard.ended = True
+    except (ValueError, TypeError) as error:
+        heard.nonsense = f"unreadable report: {error}"
+
+
+def last_line(text: bytes) -> str:
+    """The last line that says something; of a traceback that is the error itself."""
+    lines = [line.strip() for line in text.decode("utf-8", "replace").splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def _child(function: Callable[[PipeReport], None], report: int, stderr: int, parent: int) -> NoReturn:
+    """The child's life. It must not return into the parent's code, whatever happens."""
+    status = 1
+    try:
+        os.setsid()
+        # If the parent is killed outright, this process must not go on holding the GPUs.
+        processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        # Libraries write to stdout as they please; ours is the document's.
+        os.dup2(stderr, 1)
+        os.dup2(stderr, 2)
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        talk = PipeReport(report)
+        function(talk)
+        talk.end()
+        status = 0
+    except BaseException:
+        with contextlib.suppress(BaseException):
+            os.write(2, traceback.format_exc().encode("utf-8", "replace"))
+    finally:
+        os._exit(status)
+
+
+class _Listener:
+    """The parent's side of the two pipes: lines of the report, and the end of stderr."""
+
+    def __init__(self, report: int, stderr: int) -> None:
+        self.heard = Heard()
+        self.stderr = b""
+        self._report, self._stderr = report, stderr
+        self._open = {report, stderr}
+        self._rest = b""
+        self._total = 0
+
+    def listen(self, seconds: float) -> bool:
+        """Wait at most so long for something to read, and read it. False where nothing came."""
+        ready, _, _ = select.select(sorted(self._open), [], [], max(0.0, seconds))
+        for file in ready:
+            data = os.read(file, CHUNK_BYTES)
+            if not data:
+                self._open.discard(file)
+            elif file == self._stderr:
+                self.stderr = (self.stderr + data)[-STDERR_KEPT_BYTES:]
+            else:
+                self._take(data)
+        return bool(ready)
+
+    def _take(self, data: bytes) -> None:
+        self._total += len(data)
+        if self._total > REPORT_LIMIT_BYTES:
+            self.heard.nonsense = f"more than {REPORT_LIMIT_BYTES} bytes reported"
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            hear(self.heard, line)
+
+    def drain(self) -> None:
+        """Read what is still in the pipes, and no more than they hold: what survived may still write."""
+        for _ in range(DRAIN_READS):
+            if not self.listen(0):
+                return
+
+    @property
+    def through(self) -> bool:
+        """Nothing more is to be expected: it said so, it talked nonsense, or its side of the report is closed."""
+        return self.heard.ended or bool(self.heard.nonsense) or self._report not in self._open
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a child is dead, leaving it to be reaped later."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _follow(pid: int, listener: _Listener, deadline: float) -> bool:
+    """Listen until the child is through, dead or out of time; True where it ran out of time."""
+    while not listener.through:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return True
+        # A grandchild can hold the pipes open for ever, so the death of the child is looked for as well.
+        if not listener.listen(min(left, 0.05)) and _has_ended(pid):
+            break
+    return False
+
+
+def run_in_child(function: Callable[[PipeReport], None], timeout_seconds: float) -> Outcome:
+    """Run ``function`` in a child and leave no process of it behind. Raises OSError where none can be started."""
+    begin = time.monotonic()
+    spared = processes.children(os.getpid())
+    reaper = processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+    report_end, report = os.pipe()
+    stderr_end, stderr = os.pipe()
+    parent = os.getpid()
+    # The child must not inherit half-written text.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = 0
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _child(function, report, stderr, parent)
+        os.close(report)
+        os.close(stderr)
+        listener = _Listener(report_end, stderr_end)
+        timed_out = _follow(pid, listener, begin + timeout_seconds)
+        wait_status, survivors = processes.end_all(pid, spared)
+        pid = 0
+        listener.drain()
+        seconds = time.monotonic() - begin
+        line = last_line(listener.stderr)
+        return Outcome(listener.heard, timed_out, wait_status, line, survivors, seconds)
+    finally:
+        if pid:
+            processes.end_all(pid, spared)
+        for file in (report_end, stderr_end):
+            os.close(file)
+        if reaper:
+            processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 0)

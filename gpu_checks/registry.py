@@ -1,0 +1,50 @@
+"""The known checks by name. A check measures through a ``Report`` and returns nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable, Protocol
+
+from gpu_checks.measurement import Measurement
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the caller knows about the host. ``expect_gpus``: how many GPUs the workload should see, None if unsaid."""
+
+    expect_gpus: int | None = None
+
+
+class Report(Protocol):
+    """Where a check puts what it measures, at once, so that a later hang or crash loses nothing."""
+
+    def add(self, measurement: Measurement) -> None:
+        """Hand over one finished measurement."""
+
+    def doing(self, what: str) -> None:
+        """Say what comes next: it is named when the check hangs or dies there."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check that users can name. ``run`` is None where this version knows the check but doesn't carry it."""
+
+    name: str
+    summary: str
+    unit: str
+    run: Callable[[Options, Report], None] | None = None
+
+
+def _device_access(options: Options, report: Report) -> None:
+    from gpu_checks.device_access import check  # noqa: PLC0415 - a check is loaded in the child that runs it
+
+    check(options, report)
+
+
+_ALL = (
+    Check("device_access", "open and query the device nodes as CUDA does", "gpus", _device_access),
+    Check("cuda", "start CUDA and compute on every GPU", "gpus"),
+    Check("p2p", "move data between every pair of GPUs, and compare it", "gb_s"),
+    Check("allreduce", "latency of a collective over all GPUs", "us"),
+)
+REGISTRY: dict[str, Check] = {check.name: check for check in _ALL}

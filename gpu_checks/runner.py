@@ -1,0 +1,71 @@
+"""Run checks one after the other and turn every way in which one can end into measurements."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+from gpu_checks.child import Outcome, PipeReport, run_in_child
+from gpu_checks.measurement import ERROR, NOT_MEASURED, Measurement
+from gpu_checks.registry import Check, Options
+
+
+def ending(wait_status: int | None) -> str:
+    """How a process ended, in words."""
+    if wait_status is None:
+        return "it could not be waited for"
+    if os.WIFSIGNALED(wait_status):
+        number = os.WTERMSIG(wait_status)
+        known = {int(each): each.name for each in signal.Signals}
+        return f"killed by {known.get(number, f'signal {number}')}"
+    return f"exit status {os.WEXITSTATUS(wait_status)}"
+
+
+def _failure(check: Check, cause: str, seconds: float, detail: dict[str, Any]) -> Measurement:
+    return Measurement(check.name, None, check.unit, check.summary, ERROR, cause, round(seconds, 6), detail=detail)
+
+
+def not_shipped(check: Check) -> Measurement:
+    """The honest answer of a check that is known but not in this version."""
+    message = f"the check {check.name} is known, but this version does not carry it yet: nothing was measured"
+    cause = "check.not_in_this_version"
+    return Measurement(
+        check.name, None, check.unit, check.summary, NOT_MEASURED, cause, 0.0, detail={"message": message}
+    )
+
+
+def conclude(check: Check, outcome: Outcome, timeout_seconds: float) -> list[Measurement]:
+    """The measurements of a check: those it reported, and one more where it hung or died or said nothing."""
+    heard = outcome.heard
+    detail: dict[str, Any] = {"doing": heard.doing, "stderr_last_line": outcome.stderr_last_line}
+    if outcome.survivors:
+        # Only a process inside the kernel outlives SIGKILL: the driver hangs, and a reboot is what ends that.
+        detail["unkillable_pids"] = outcome.survivors
+    if outcome.timed_out:
+        detail["timeout_s"] = timeout_seconds
+        detail["message"] = f"killed after {timeout_seconds:g} s, while it was about to: {heard.doing or 'start'}"
+        return [*heard.measurements, _failure(check, "check.timeout", outcome.seconds, detail)]
+    if heard.ended and not heard.nonsense and heard.measurements:
+        return list(heard.measurements)
+    detail["ending"] = ending(outcome.wait_status)
+    nothing = "it reported no measurement" if heard.ended else ""
+    said = heard.nonsense or nothing or outcome.stderr_last_line or detail["ending"]
+    detail["message"] = f"{said} (while it was about to: {heard.doing or 'start'})"
+    return [*heard.measurements, _failure(check, "check.crashed", outcome.seconds, detail)]
+
+
+def run_check(check: Check, options: Options, timeout_seconds: float) -> list[Measurement]:
+    """Run one check in a child that can be killed. Never raises for what the check does."""
+    run = check.run
+    if run is None:
+        return [not_shipped(check)]
+
+    def inside(report: PipeReport) -> None:
+        run(options, report)
+
+    try:
+        outcome = run_in_child(inside, timeout_seconds)
+    except OSError as error:
+        return [_failure(check, "check.crashed", 0.0, {"message": f"no process could be started: {error}"})]
+    return conclude(check, outcome, timeout_seconds)

@@ -1,0 +1,356 @@
+"""The one registry of cause codes.
+
+A cause is stable text: scripts, dashboards and people's notes refer to it. Each has a sentence for the reader and the
+next thing to do. ``docs/causes.md`` is generated from here (``gpuhost causes --markdown``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GOOD, FINDINGS, USAGE, BACK_ON_OLD, NEEDS_PERSON, SAFE_STOP = range(6)
+"""Exit statuses of the command, see docs/architecture.md "Exit status"."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One way in which something is not right.
+
+    ``exit_status`` is what a roll that stops with this cause *before the downtime* ends with. Once a host has been
+    booted into its trial kernel the outcome of the way back decides instead (``BACK_ON_OLD`` or ``NEEDS_PERSON``).
+    """
+
+    code: str
+    sentence: str
+    next_step: str
+    exit_status: int = SAFE_STOP
+
+
+class UnknownCause(KeyError):
+    """A code that is not registered was used: a defect of the caller."""
+
+
+def _registry(*causes: Cause) -> dict[str, Cause]:
+    by_code = {cause.code: cause for cause in causes}
+    if len(by_code) != len(causes):
+        raise ValueError("a cause code is registered twice")
+    return by_code
+
+
+CAUSES: dict[str, Cause] = _registry(
+    # --- input and connection
+    Cause(
+        "host.unreachable",
+        "The host does not answer over ssh.",
+        "Check address, port, key and jump host with: ansible -i INVENTORY HOST -m ansible.builtin.ping",
+        USAGE,
+    ),
+    Cause(
+        "host.module_failed",
+        "A step on the host ended with an error that has no cause code of its own.",
+        "Read the message; with -v the report shows the module's whole answer.",
+    ),
+    Cause("host.not_root", "The step needs root.", "Connect as root, or set ansible_become: true for the host.", USAGE),
+    Cause("inventory.unreadable", "The inventory can't be read.", "ansible-inventory -i INVENTORY --list", USAGE),
+    Cause(
+        "inventory.no_hosts",
+        "No host of the inventory is in the group to be rolled.",
+        "Put the hosts into the group gpu_hosts, or name another with -e gpuhost_hosts=GROUP.",
+        USAGE,
+    ),
+    Cause("input.invalid", "A setting has a value that can't be used.", "Correct the setting that is named.", USAGE),
+    # --- plan
+    Cause(
+        "roll.controller_on_target",
+        "The controller runs on the host that it would reboot.",
+        "Run the roll from another machine; audit, tune, reconcile and gate are allowed here.",
+        USAGE,
+    ),
+    Cause(
+        "roll.reboot_not_allowed",
+        "The inventory does not allow this host to be rebooted.",
+        "Set host_reboot_allowed: true for the host, or run playbooks/prepare.yml, which needs no downtime.",
+        USAGE,
+    ),
+    Cause(
+        "roll.file_unreadable",
+        "The roll file on the host can't be read, or a newer gpuhost wrote it.",
+        "Look at /var/lib/gpuhost/roll.json on the host; use the gpuhost version that wrote it.",
+        NEEDS_PERSON,
+    ),
+    Cause(
+        "roll.other_target",
+        "A roll to another kernel is still open on the host.",
+        "Finish it with its own --target, or end it with playbooks/rollback.yml.",
+    ),
+    Cause(
+        "roll.not_open",
+        "No roll is open on the host, so there is nothing that this stage could continue.",
+        "Start with: gpuhost upgrade, or playbooks/prepare.yml.",
+        USAGE,
+    ),
+    Cause(
+        "target.unknown",
+        "No kernel that apt can install matches the target.",
+        "Choose one of the series that are listed, or run apt-get update on the host.",
+        USAGE,
+    ),
+    Cause(
+        "target.not_newer",
+        "The target is older than the running kernel.",
+        "Going back is playbooks/rollback.yml.",
+        USAGE,
+    ),
+    Cause(
+        "loader.unsupported",
+        "The boot loader of this host is not one that gpuhost can give a trial boot.",
+        "This version knows systemd-boot with kernel-install. The host is left untouched.",
+        USAGE,
+    ),
+    Cause(
+        "boot.no_space",
+        "Too little room for another kernel.",
+        "Remove an old kernel (apt-get autoremove --purge), then run the same command again.",
+    ),
+    Cause(
+        "boot.efi_default_set",
+        "The EFI variable LoaderEntryDefault overrides loader.conf.",
+        'Remove it with: bootctl set-default ""',
+    ),
+    Cause(
+        "boot.foreign_one_shot",
+        "Somebody has set a one-shot boot entry already.",
+        'Clear it with: bootctl set-oneshot ""',
+    ),
+    Cause(
+        "boot.fallback_missing",
+        "The running kernel has no complete boot entry to fall back to.",
+        "Write it with: kernel-install add RELEASE /boot/vmlinuz-RELEASE",
+    ),
+    Cause(
+        "boot.default_not_held",
+        "The boot default did not become the running kernel's entry.",
+        "Look at loader.conf on the ESP and at bootctl list.",
+    ),
+    Cause(
+        "boot.entry_missing",
+        "The target kernel has no complete boot entry on the ESP.",
+        "Look at the output of: kernel-install add TARGET /boot/vmlinuz-TARGET",
+    ),
+    Cause(
+        "boot.cmdline_missing",
+        "An argument that was asked for is not on the target's command line.",
+        "Look at /etc/kernel/cmdline; only its first line counts.",
+    ),
+    Cause(
+        "boot.initramfs_missing",
+        "The target kernel's initramfs is missing, or older than what goes into it.",
+        "Rebuild it with: update-initramfs -u -k TARGET",
+    ),
+    Cause(
+        "boot.fallback_changed",
+        "Kernel, initrd, options or driver of the fallback are not what they were before the roll.",
+        "Do not reboot. Compare with the hashes in the roll file; restore the entry of the running kernel.",
+        NEEDS_PERSON,
+    ),
+    # --- packages and driver
+    Cause(
+        "apt.failed",
+        "apt ended with an error.",
+        "Look at the message, repair with apt on the host, then run the same command again.",
+    ),
+    Cause(
+        "apt.locked",
+        "Another program holds apt's lock.",
+        "Wait for it to end (unattended-upgrades?), then run the same command again.",
+    ),
+    Cause(
+        "apt.would_break",
+        "The installation would remove or change packages that keep this host alive.",
+        "Read the list of packages; resolve it on the host by hand.",
+    ),
+    Cause(
+        "apt.half_configured",
+        "Packages on the host are half configured.",
+        "Repair them with: dpkg --configure -a",
+    ),
+    Cause(
+        "dkms.headers_missing",
+        "No headers for the target kernel, so DKMS would skip the NVIDIA driver without an error.",
+        "Make the headers package installable for apt, then run the same command again.",
+    ),
+    Cause(
+        "dkms.not_built",
+        "DKMS has not built the driver for the target kernel.",
+        "Look at the make.log that is named; a driver too old for the kernel has to be upgraded first.",
+    ),
+    Cause(
+        "dkms.module_missing",
+        "A module of the NVIDIA driver is missing for the target kernel.",
+        "Build it with: dkms autoinstall -k TARGET",
+    ),
+    Cause(
+        "dkms.vermagic",
+        "A driver module was built for another kernel.",
+        "Remove and build again: dkms build --force -k TARGET",
+    ),
+    Cause(
+        "dkms.version_mismatch",
+        "The driver module and its user-space libraries have different versions.",
+        "Install the same version of both.",
+    ),
+    # --- downtime
+    Cause(
+        "workload.not_stopped",
+        "A workload did not stop within its limit; what had been stopped was started again.",
+        "Stop it by hand, or raise workload_drain_timeout, then run the same command again.",
+    ),
+    Cause(
+        "workload.blocks",
+        "Something runs on the host that this version can't stop and bring back.",
+        "Stop it by hand, or set what the message says.",
+    ),
+    Cause(
+        "workload.not_back",
+        "What ran before the roll does not run again.",
+        "Look at its log (lxc-start -n NAME -F -l INFO).",
+        NEEDS_PERSON,
+    ),
+    Cause(
+        "trial.not_back",
+        "The host did not come back after the reboot within its limit.",
+        "Look at its console; the next power cycle boots the old kernel.",
+        NEEDS_PERSON,
+    ),
+    Cause(
+        "trial.wrong_kernel",
+        "The host came back with another kernel than the trial's.",
+        "It runs the old kernel. Look at the console log of the trial boot.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "trial.expired",
+        "The trial boot of this roll is used up: the host came back on the old kernel by itself.",
+        "Find out why (journalctl -b -1, serial console), then run again with --retry-trial.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "trial.cmdline",
+        "The trial kernel runs without an argument that was asked for.",
+        "Compare /proc/cmdline with the boot entry.",
+        BACK_ON_OLD,
+    ),
+    # --- devices in containers
+    Cause(
+        "lxc.stale_major",
+        "A container's device rule names a major number that this kernel has given to somebody else.",
+        "Run playbooks/reconcile.yml",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "lxc.leaked_major",
+        "A container's stale rule opens a device of another driver to it.",
+        "Run playbooks/reconcile.yml",
+    ),
+    Cause(
+        "lxc.config_changed",
+        "Somebody else changed the container's config while it was being rewritten.",
+        "Run the same command again; nothing was written.",
+    ),
+    Cause(
+        "lxc.rule_missing",
+        "A container mounts an NVIDIA device node but has no rule that allows it.",
+        "Add the rule to the container's config, or use devN: entries on Proxmox.",
+    ),
+    # --- checks on devices, see gpu_checks/causes.py
+    Cause("driver.not_loaded", "The NVIDIA driver is not loaded.", "modprobe nvidia; then look at dmesg.", BACK_ON_OLD),
+    Cause("device.node_missing", "An NVIDIA device node does not exist.", "Run playbooks/reconcile.yml", BACK_ON_OLD),
+    Cause(
+        "device.node_not_char",
+        "What should be an NVIDIA device node is something else.",
+        "Remove the file; then nvidia-modprobe -c 0 -u",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "device.node_wrong_major",
+        "An NVIDIA device node has a major number that is not its driver's.",
+        "Run playbooks/reconcile.yml",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "device.denied_cgroup",
+        "The container's device rules refuse an NVIDIA device node.",
+        "Compare the rules in the container's config with /proc/devices; playbooks/reconcile.yml repairs stale ones.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "device.denied_mode",
+        "The workload's user may not open an NVIDIA device node.",
+        "Give the user the node's group, or set the node's mode (options nvidia NVreg_DeviceFileMode).",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "device.open_failed",
+        "An NVIDIA device node can't be opened.",
+        "Look at dmesg on the host.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "device.query_failed",
+        "An NVIDIA device node opens, but its driver does not answer.",
+        "Look at dmesg on the host.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "device.gpu_count",
+        "The number of GPUs is not the expected one.",
+        "Compare lspci -d 10de: with ls /dev/nvidia[0-9]*",
+        BACK_ON_OLD,
+    ),
+    # --- gate
+    Cause(
+        "gate.nothing_required",
+        "The inventory does not say which checks this host must pass.",
+        "Set gpu_gate_required, for example: [device_access]",
+        USAGE,
+    ),
+    Cause(
+        "gate.unknown_check",
+        "A check is required that this version does not know.",
+        "Choose from: gpuhost checks",
+        USAGE,
+    ),
+    Cause(
+        "gate.no_expectation",
+        "A required check has nothing to be compared with.",
+        "Record a baseline on a host that is known to be good: gpu_gate_first_run: record",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "gate.not_measured",
+        "A required check was not measured, and what was not measured has not passed.",
+        "Look at the check's own cause.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "gate.no_target",
+        "There is no running container and no host that the checks could run in.",
+        "Start the container, or name where to measure with gpu_gate_targets.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "check.not_in_this_version",
+        "The check is known, but this version does not carry it yet.",
+        "Leave it out of gpu_gate_required.",
+        BACK_ON_OLD,
+    ),
+    Cause("check.timeout", "A check did not end within its limit and was killed.", "Look at dmesg.", BACK_ON_OLD),
+    Cause("check.crashed", "A check ended without an answer.", "Look at its last line of output.", BACK_ON_OLD),
+)
+
+
+def cause(code: str) -> Cause:
+    """The registered cause. Raises UnknownCause: an unregistered code is a defect and fails a test."""
+    if code not in CAUSES:
+        raise UnknownCause(code)
+    return CAUSES[code]

@@ -1,0 +1,272 @@
+"""The only file with input and output on a host: files, commands, clocks, signals.
+
+Everything else takes a ``Host`` and stays testable on a folder that looks like one (``Host(root=...)``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import stat
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import stop
+
+ENVIRONMENT = {
+    "LC_ALL": "C",
+    "LANG": "C",
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "DEBIAN_FRONTEND": "noninteractive",
+    "NEEDRESTART_SUSPEND": "1",  # needrestart would open a dialog in apt's hooks (roll-03)
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command gave. Text is UTF-8 with replacement: a driver's log may hold anything."""
+
+    argv: tuple[str, ...]
+    rc: int
+    stdout: str
+    stderr: str
+
+    @property
+    def last_line(self) -> str:
+        """The last line that says something, for messages."""
+        lines = [line for line in (self.stderr + "\n" + self.stdout).splitlines() if line.strip()]
+        return lines[-1].strip() if lines else f"exit status {self.rc}"
+
+
+class Host:
+    """One machine, seen through its file system and its programs."""
+
+    def __init__(self, root: str = "/") -> None:
+        self.root = Path(root)
+
+    def path(self, path: str) -> Path:
+        """Where the host's ``path`` really lies."""
+        return self.root / path.lstrip("/")
+
+    # --- reading
+
+    def read_bytes(self, path: str) -> bytes | None:
+        """A file's bytes; None where there is no such file, or where the kernel does not answer for it."""
+        try:
+            return self.path(path).read_bytes()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        except OSError as error:
+            # sysfs answers ENODEV, EINVAL or EIO for attributes that this device does not have.
+            if path.startswith(("/sys/", "/proc/")):
+                return None
+            raise stop("host.module_failed", path, error.strerror or str(error)) from error
+
+    def read(self, path: str) -> str | None:
+        """A file's text; None where there is none."""
+        data = self.read_bytes(path)
+        return None if data is None else data.decode("utf-8", "replace")
+
+    def read_line(self, path: str) -> str:
+        """A one-line file without its newline; empty where there is none."""
+        return (self.read(path) or "").strip()
+
+    def exists(self, path: str) -> bool:
+        """Whether there is anything at the path (a dangling link counts as nothing)."""
+        return self.path(path).exists()
+
+    def names(self, path: str) -> list[str]:
+        """Sorted names in a folder; empty where there is none."""
+        try:
+            return sorted(os.listdir(self.path(path)))
+        except (FileNotFoundError, NotADirectoryError, ProcessLookupError, PermissionError):
+            return []
+
+    def files_below(self, path: str) -> list[str]:
+        """Every file below a folder, as the host's own absolute paths, sorted."""
+        base = self.path(path)
+        found = [
+            os.path.join(folder, name)
+            for folder, _, names in os.walk(base)
+            for name in names
+        ]  # fmt: skip
+        return sorted("/" + os.path.relpath(item, self.root) for item in found)
+
+    def resolved(self, path: str) -> str | None:
+        """Where a link leads; None where it leads nowhere."""
+        target = self.path(path)
+        return str(target.resolve()) if target.exists() else None
+
+    def sha256(self, path: str) -> str | None:
+        """A file's SHA-256 in hex; None where there is none."""
+        digest = hashlib.sha256()
+        try:
+            with self.path(path).open("rb") as stream:
+                while chunk := stream.read(1 << 20):
+                    digest.update(chunk)
+        except FileNotFoundError:
+            return None
+        return digest.hexdigest()
+
+    def size_bytes(self, path: str) -> int:
+        """A file's size; 0 where there is none."""
+        try:
+            return self.path(path).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def free_bytes(self, path: str) -> int | None:
+        """Room for root on the file system of a path; None where the path does not exist."""
+        try:
+            info = os.statvfs(self.path(path))
+        except FileNotFoundError:
+            return None
+        return info.f_bavail * info.f_frsize
+
+    def age_s(self, path: str) -> float | None:
+        """Seconds since a file was last written; None where there is none."""
+        try:
+            return time.time() - self.path(path).stat().st_mtime
+        except FileNotFoundError:
+            return None
+
+    def mode(self, path: str) -> int | None:
+        """A file's permission bits; None where there is none."""
+        try:
+            return stat.S_IMODE(self.path(path).stat().st_mode)
+        except FileNotFoundError:
+            return None
+
+    def device_numbers(self, path: str) -> tuple[int, int] | None:
+        """(major, minor) of a character device node; None where there is none of that kind."""
+        try:
+            info = self.path(path).stat()
+        except FileNotFoundError:
+            return None
+        if not stat.S_ISCHR(info.st_mode):
+            return None
+        return os.major(info.st_rdev), os.minor(info.st_rdev)
+
+    def holds_open(self, pid: int, prefix: str) -> bool:
+        """Whether a process has a file open whose path begins with ``prefix``. A process that is gone has none."""
+        folder = self.path(f"/proc/{pid}/fd")
+        for name in self.names(f"/proc/{pid}/fd"):
+            try:
+                if os.readlink(folder / name).startswith(prefix):
+                    return True
+            except (FileNotFoundError, PermissionError):
+                continue
+        return False
+
+    # --- writing
+
+    def write_atomic(self, path: str, data: bytes, mode: int | None = 0o644) -> None:
+        """Write a file so that a reader, or a machine that dies, sees the old one or the new one, never a part.
+
+        A temporary file in the same folder, fsync, rename, fsync of the folder. ``mode`` None leaves the mode to the
+        file system: vfat (the ESP) and pmxcfs refuse chmod. Raises Stop with the errno's text.
+        """
+        target = self.path(path)
+        temporary = ""
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(prefix=".gpuhost-", dir=target.parent)
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                if mode is not None:
+                    os.fchmod(stream.fileno(), mode)
+                os.fsync(stream.fileno())
+            os.replace(temporary, target)
+            temporary = ""
+            self._sync_folder(target.parent)
+        except OSError as error:
+            raise stop("host.module_failed", path, f"can't be written: {error.strerror}") from error
+        finally:
+            if temporary and os.path.exists(temporary):
+                os.unlink(temporary)
+
+    def remove(self, path: str) -> bool:
+        """Remove a file; whether there was one."""
+        try:
+            self.path(path).unlink()
+        except FileNotFoundError:
+            return False
+        self._sync_folder(self.path(path).parent)
+        return True
+
+    def make_node(self, path: str, major: int, minor: int, mode: int = 0o666) -> None:
+        """Make a character device node where there is none, or put a wrong one right."""
+        target = self.path(path)
+        if self.device_numbers(path) == (major, minor):
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists():
+            target.unlink()
+        os.mknod(target, stat.S_IFCHR | mode, os.makedev(major, minor))
+        target.chmod(mode)  # mknod's mode is masked by the umask
+
+    def _sync_folder(self, folder: Path) -> None:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    # --- programs
+
+    def run(self, argv: list[str], timeout_s: float = 60, stdin: bytes = b"") -> Result:
+        """Run a program with the C locale and a time limit; its whole process group is gone afterwards.
+
+        A program that does not exist gives rc 127, one that outlasts its limit rc 124, as a shell would say it.
+        """
+        try:
+            process = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=ENVIRONMENT,
+                cwd="/",
+                start_new_session=True,
+            )
+        except (FileNotFoundError, PermissionError) as error:
+            return Result(tuple(argv), 127, "", f"{argv[0]}: {error.strerror}")
+        try:
+            out, err = process.communicate(stdin, timeout=timeout_s)
+            rc = process.returncode
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            out, err = process.communicate()
+            err += f"\n{argv[0]}: killed after {timeout_s:.0f} s".encode()
+            rc = 124
+        return Result(tuple(argv), rc, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
+
+    def start_detached(self, argv: list[str]) -> None:
+        """Start a program that outlives this process, with nothing attached to it."""
+        subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=ENVIRONMENT,
+            cwd="/",
+            start_new_session=True,
+        )
+
+    def is_root(self) -> bool:
+        """Whether this process may do everything."""
+        return os.geteuid() == 0
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        time.sleep(seconds)
+
+    def clock(self) -> float:
+        """A clock that only goes forward, in seconds."""
+        return time.monotonic()

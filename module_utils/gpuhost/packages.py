@@ -1,0 +1,83 @@
+"""The kernel and its headers, in one apt transaction that was shown before it ran."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import apt
+from .documents import Target
+from .errors import stop
+from .host_io import Host, Result
+
+APT = [
+    "apt-get", "-q", "-y", "--no-install-recommends", "--no-remove",
+    "-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold", "-o", "Dpkg::Use-Pty=0",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What apt would do: ``lines`` for people, one package a line."""
+
+    wanted: tuple[str, ...]
+    transaction: apt.Transaction
+    lines: tuple[str, ...]
+
+    @property
+    def changes(self) -> bool:
+        """Whether apt would do anything at all."""
+        return bool(self.lines)
+
+
+def arguments(target: Target) -> list[str]:
+    """Exact packages with exact versions. An installed package's version need not be in any archive any more."""
+    return [
+        f"{target.image_package}={target.image_version}",
+        f"{target.headers_package}={target.headers_version}",
+    ]
+
+
+def simulate(host: Host, target: Target, lock_timeout_s: int) -> Simulation:
+    """Ask apt what it would do. Raises Stop where it can't, or where it would touch what keeps the host alive."""
+    wanted = arguments(target)
+    # apt's own waiting for the lock: a simulation takes none, and so never waits.
+    result = host.run([*APT, "-s", "install", *wanted], timeout_s=lock_timeout_s + 120)
+    if result.rc != 0:
+        raise _failure(result, target)
+    transaction = apt.parse_simulation(result.stdout)
+    reasons = apt.blocked(transaction, {target.image_package, target.headers_package})
+    if reasons:
+        raise stop("apt.would_break", f"apt install {' '.join(wanted)}", "; ".join(reasons))
+    return Simulation(tuple(wanted), transaction, tuple(_lines(transaction)))
+
+
+def install(host: Host, target: Target, lock_timeout_s: int, timeout_s: int) -> None:
+    """Install kernel and headers. DKMS builds in the kernel's hooks, so this takes minutes."""
+    result = host.run(
+        [*APT, "-o", f"DPkg::Lock::Timeout={lock_timeout_s}", "install", *arguments(target)], timeout_s=timeout_s
+    )
+    if result.rc != 0:
+        raise _failure(result, target)
+
+
+def _failure(result: Result, target: Target) -> Exception:
+    text = apt.parse_apt_error(result.stderr) or result.last_line
+    if "lock" in text.lower():
+        return stop("apt.locked", "apt", text)
+    if target.headers_package in text:
+        return stop(
+            "dkms.headers_missing",
+            target.headers_package,
+            f"apt can't install it for kernel {target.release}: {text}",
+            f"version {target.headers_version}",
+        )
+    return stop("apt.failed", f"apt install {target.image_package}", text)
+
+
+def _lines(transaction: apt.Transaction) -> list[str]:
+    return [
+        *(f"install {item.name} {item.new} ({item.suite})" for item in transaction.installs),
+        *(f"upgrade {item.name} {item.old} -> {item.new} ({item.suite})" for item in transaction.upgrades),
+        *(f"downgrade {item.name} {item.old} -> {item.new}" for item in transaction.downgrades),
+        *(f"remove {item.name} {item.old}" for item in transaction.removals),
+    ]

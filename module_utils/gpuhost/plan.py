@@ -1,0 +1,223 @@
+"""The planner: facts and wishes in, plan out. The same input gives the same plan; it asks and changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import cmdline, kernel
+from .boot_config import wanted_arguments
+from .debian_version import compare
+from .documents import Blocker, Plan, Step, Target, make_head, seconds_between
+from .errors import blocker
+
+KNOWN_CHECKS = ("device_access", "cuda", "p2p", "allreduce")
+STALE_LISTS_S = 7 * 86400  # a week: kernels in Debian's security suite appear about that often
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the operator asks for: the inventory and the command line."""
+
+    target: str
+    reboot_allowed: bool
+    gate_required: tuple[str, ...]
+    cmdline: dict[str, str | None] = field(default_factory=dict)
+    modprobe_options: dict[str, dict[str, str]] = field(default_factory=dict)
+    retry_trial: bool = False
+    needs_reboot: bool = True
+    """False where only prepare is asked for, which needs no consent to a reboot."""
+
+
+def make_plan(facts: dict[str, Any], wishes: Wishes, run_id: str, controller_boot_id: str) -> Plan:
+    """The plan for one host. Whatever is in the way is in ``blockers``, all of it at once."""
+    found = tuple(_candidate(item) for item in facts["candidates"])
+    running = facts["kernel"]["release"]
+    roll = facts["roll"]
+    resumes = bool(roll and roll["state"] == "open")
+    blockers = _standing_blockers(facts, wishes, controller_boot_id)
+    notes = list(facts["notes"])
+    if resumes:
+        target, problem = _resumed_target(roll, wishes)
+    else:
+        target, problem, note = _fresh_target(found, running, wishes)
+        notes += note
+    blockers += [problem] if problem else []
+    idle = not resumes and target is not None and target.release == running and _settled(facts)
+    if target is not None and not idle:
+        blockers += _target_blockers(facts, target, resumes, wishes)
+    notes += _notes(facts, wishes, idle)
+    return Plan(
+        head=make_head("plan", facts["host"], roll["run_id"] if resumes else run_id),
+        wanted=wishes.target,
+        running=running,
+        target=target,
+        nothing_to_do=idle,
+        resumes=resumes,
+        cmdline=roll["plan"]["cmdline"] if resumes else wishes.cmdline,
+        modprobe_options=roll["plan"]["modprobe_options"] if resumes else wishes.modprobe_options,
+        gate_required=wishes.gate_required,
+        steps=() if idle or target is None else _steps(facts, target, wishes),
+        blockers=tuple(blockers),
+        notes=tuple(notes),
+        candidates=tuple(_describe(item) for item in found),
+        downtime_estimate_s=_last_downtime_s(roll),
+    )
+
+
+def _candidate(item: dict[str, Any]) -> kernel.Candidate:
+    return kernel.Candidate(**item)
+
+
+def _describe(item: kernel.Candidate) -> str:
+    headers = f"headers from {item.headers_suite or 'dpkg'}" if item.headers_package else "NO HEADERS"
+    state = "installed" if item.installed else item.image_suite or "no archive"
+    return f"{item.release} ({item.image_version}, {state}; {headers})"
+
+
+def _standing_blockers(facts: dict[str, Any], wishes: Wishes, controller_boot_id: str) -> list[Blocker]:
+    """What stands in the way of any roll on this host, whatever the target."""
+    found = []
+    if facts["kernel"]["boot_id"] == controller_boot_id:
+        found.append(blocker("roll.controller_on_target", facts["host"], "has the controller's own boot id", "another"))
+    if facts["roll_error"]:
+        found.append(blocker("roll.file_unreadable", facts["host"], facts["roll_error"]))
+    if wishes.needs_reboot and not wishes.reboot_allowed:
+        found.append(blocker("roll.reboot_not_allowed", facts["host"], "host_reboot_allowed is not set", "true"))
+    if wishes.needs_reboot and not wishes.gate_required:
+        found.append(blocker("gate.nothing_required", "gpu_gate_required", "undefined or empty", "a list of checks"))
+    found += [
+        blocker("gate.unknown_check", "gpu_gate_required", name, f"one of {', '.join(KNOWN_CHECKS)}")
+        for name in wishes.gate_required
+        if name not in KNOWN_CHECKS
+    ]
+    if facts["boot"]["loader"] != "systemd-boot":
+        found.append(blocker("loader.unsupported", facts["host"], f"loader {facts['boot']['loader']}", "systemd-boot"))
+    return found
+
+
+def _resumed_target(roll: dict[str, Any], wishes: Wishes) -> tuple[Target | None, Blocker | None]:
+    target = Target(**roll["plan"]["target"])
+    if not kernel.matches(target.release, wishes.target):
+        return target, blocker(
+            "roll.other_target", "roll file", f"open roll to {target.release}", f"a roll to {wishes.target}"
+        )
+    return target, None
+
+
+def _fresh_target(
+    found: tuple[kernel.Candidate, ...], running: str, wishes: Wishes
+) -> tuple[Target | None, Blocker | None, list[str]]:
+    choice = kernel.choose(found, wishes.target)
+    skipped = choice.newest_without_headers
+    if choice.candidate is None and skipped is not None:
+        name = kernel.headers_package_names(skipped.release)[0]
+        return None, blocker(
+            "dkms.headers_missing",
+            name,
+            f"no archive of this host has it, so DKMS could not build the driver for kernel {skipped.release}",
+            f"version {skipped.image_version}",
+            f"Make {name} installable (apt-cache policy {name}), then run the same command again.",
+        ), []
+    if choice.candidate is None:
+        known = ", ".join(choice.known) or "none"
+        return None, blocker("target.unknown", f"--target {wishes.target}", "no kernel matches", f"one of: {known}"), []
+    item = choice.candidate
+    if compare(kernel.parse_release(item.release).version, kernel.parse_release(running).version) < 0:
+        return None, blocker("target.not_newer", f"--target {wishes.target}", item.release, f"newer than {running}"), []
+    note = [f"{skipped.release} is newer, but has no headers"] if skipped else []
+    return _target(item, choice.reason), None, note
+
+
+def _target(item: kernel.Candidate, reason: str) -> Target:
+    return Target(
+        item.release,
+        item.image_package,
+        item.image_version,
+        item.image_suite or "installed",
+        item.headers_package or "",
+        item.headers_version or "",
+        item.headers_suite or "installed",
+        reason,
+    )
+
+
+def _settled(facts: dict[str, Any]) -> bool:
+    """Whether what runs is also what boots by itself."""
+    entries = {entry["filename"]: entry for entry in facts["boot"]["entries"]}
+    default = entries.get(facts["boot"]["default_entry"] or "")
+    return default is not None and default["version"] == facts["kernel"]["release"]
+
+
+def _target_blockers(facts: dict[str, Any], target: Target, resumes: bool, wishes: Wishes) -> list[Blocker]:
+    found = []
+    if facts["packages"]["half_configured"] and not resumes:
+        # A resumed roll may have been killed inside apt: its next apt call configures what is left.
+        found.append(blocker("apt.half_configured", "dpkg", ", ".join(facts["packages"]["half_configured"])))
+    if facts["boot"]["efi_default"]:
+        found.append(blocker("boot.efi_default_set", "LoaderEntryDefault", facts["boot"]["efi_default"], "not set"))
+    if facts["boot"]["one_shot"] and not resumes:
+        found.append(blocker("boot.foreign_one_shot", "LoaderEntryOneShot", facts["boot"]["one_shot"], "not set"))
+    roll = facts["roll"]
+    if _expired(roll, target) and not resumes and not wishes.retry_trial:
+        found.append(
+            blocker("trial.expired", target.release, f"came back on the old kernel on {roll['closed_at']}: {roll['sentence']}")
+        )
+    if target.release not in {entry["version"] for entry in facts["boot"]["entries"]}:
+        found += [
+            blocker(
+                "boot.no_space",
+                place["path"],
+                f"{place['free_bytes'] // 2**20} MiB free",
+                f"at least {place['needed_bytes'] // 2**20} MiB for another kernel",
+            )
+            for place in facts["boot"]["room"]
+            if place["free_bytes"] < place["needed_bytes"]
+        ]
+    return found
+
+
+def _expired(roll: dict[str, Any] | None, target: Target) -> bool:
+    return bool(roll and roll["state"] == "closed" and roll["result"] == "good_on_old" and roll["target"] == target.release)
+
+
+def _steps(facts: dict[str, Any], target: Target, wishes: Wishes) -> tuple[Step, ...]:
+    names = [item["name"] for item in facts["containers"] if item["running"]]
+    arguments = " ".join(key if not value else f"{key}={value}" for key, value in wishes.cmdline.items())
+    packages = f"{target.image_package}={target.image_version} ({target.image_suite}), "
+    packages += f"{target.headers_package}={target.headers_version} ({target.headers_suite})"
+    rows = [
+        ("prepare", f"hold {facts['kernel']['release']} as the explicit boot default", False),
+        ("prepare", f"install {packages}", False),
+        ("prepare", f"command line of {target.release}: {arguments or 'as it is'}; its initramfs and boot entry", False),
+        ("prepare", f"prove headers, NVIDIA modules, boot entry and fallback for {target.release}", False),
+        ("drain", f"stop {', '.join(names)}" if names else "nothing runs", True),
+        ("trial", f"reboot once into {target.release}", True),
+        ("reconcile", "device rules by driver name", True),
+        ("gate", f"required: {', '.join(wishes.gate_required) or 'nothing'}", True),
+        ("promote", f"{target.release} becomes what boots by itself", True),
+        ("hand_back", f"start {', '.join(names)}" if names else "nothing ran", True),
+    ]
+    return tuple(Step(stage, text, downtime) for stage, text, downtime in rows)
+
+
+def _notes(facts: dict[str, Any], wishes: Wishes, idle: bool) -> list[str]:
+    notes = []
+    age = facts["packages"]["lists_age_s"]
+    if age is not None and age > STALE_LISTS_S:
+        notes.append(f"apt's package lists are {age / 86400:.0f} days old: newer kernels may exist")
+    if idle:
+        line = facts["kernel"]["cmdline"]
+        absent = cmdline.missing(line, wanted_arguments(line, wishes.cmdline))
+        if absent:
+            notes.append(f"the running kernel lacks {' '.join(absent)}: it takes effect with the next roll")
+    return notes
+
+
+def _last_downtime_s(roll: dict[str, Any] | None) -> float | None:
+    """What the host's last roll took, from the first stop to the last hand-back; None where it has had none."""
+    if not roll or roll["state"] != "closed":
+        return None
+    starts = [step["started_at"] for step in roll["steps"] if step["stage"] == "drain"]
+    ends = [step["finished_at"] for step in roll["steps"] if step["stage"] in ("hand_back", "rollback")]
+    return seconds_between(starts[0], ends[-1]) if starts and ends else None

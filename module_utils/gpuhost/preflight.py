@@ -1,0 +1,152 @@
+"""The preflight: proofs that the target kernel is ready for its trial boot. Read-only; one entry per proof."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import boot, cmdline, dkms
+from .boot_config import MODPROBE_FILE, wanted_arguments
+from .causes import cause
+from .documents import Preflight, Proof, make_head
+from .host_io import Host
+from .rollfile import Roll
+from .survey import read_packages
+from . import apt
+
+
+def prove(host: Host, name: str, run_id: str, roll: Roll) -> Preflight:
+    """Every proof for the roll's target on this host."""
+    release = roll.target
+    state = boot.read(host)
+    proofs = (
+        driver_proofs(host, release)
+        + entry_proofs(host, state, release, roll.plan["cmdline"])
+        + [initramfs_proof(host, release)]
+        + fallback_proofs(host, state, roll)
+        + [package_proof(host)]
+    )
+    return Preflight(make_head("preflight", name, run_id), release, tuple(proofs))
+
+
+def proof(name: str, ok: bool, code: str, observed: str, expected: str) -> Proof:
+    """A proof; cause and next step only where it does not hold."""
+    return Proof(name, ok, None if ok else code, observed, expected, "" if ok else cause(code).next_step)
+
+
+def driver_proofs(host: Host, release: str) -> list[Proof]:
+    """Headers there, the driver built for exactly this kernel, every module of it there."""
+    files = boot.module_files(host, release)
+    magic, versions = {}, {}
+    for module, path in files.items():
+        if path is not None:
+            magic[module] = _modinfo(host, "vermagic", path)
+            versions[module] = _modinfo(host, "version", path)
+    found = dkms.prove(
+        release,
+        dkms.parse_status(host.run(["dkms", "status"]).stdout),
+        files,
+        magic,
+        host.exists(f"/lib/modules/{release}/build"),
+        None,
+        {module: version for module, version in versions.items() if version},
+    )
+    return [Proof(p.name, p.ok, p.cause, p.observed, p.expected, _next(p.cause)) for p in found]
+
+
+def _next(code: str | None) -> str:
+    return cause(code).next_step if code else ""
+
+
+def _modinfo(host: Host, field: str, path: str) -> str:
+    return host.run(["modinfo", "-F", field, path]).stdout.strip()
+
+
+def entry_proofs(host: Host, state: boot.BootState, release: str, arguments: dict[str, str | None]) -> list[Proof]:
+    """The target's entry exists, its files are byte for byte those in /boot, its options hold what was asked for."""
+    entry = state.entry(release)
+    if entry is None:
+        return [proof("boot entry", False, "boot.entry_missing", f"none on {state.esp}", f"an entry for {release}")]
+    pairs = zip(
+        boot.entry_files(state, entry)[1:], (f"/boot/vmlinuz-{release}", f"/boot/initrd.img-{release}"), strict=False
+    )
+    wrong = [on_esp for on_esp, source in pairs if host.sha256(on_esp) is None or host.sha256(on_esp) != host.sha256(source)]
+    absent = cmdline.missing(entry.options, wanted_arguments(entry.options, arguments))
+    return [
+        proof(
+            "boot entry",
+            not wrong and bool(entry.initrd),
+            "boot.entry_missing",
+            f"differs from /boot: {', '.join(wrong)}" if wrong else entry.filename,
+            "kernel and initrd as in /boot",
+        ),
+        proof(
+            "kernel arguments",
+            not absent,
+            "boot.cmdline_missing",
+            f"missing: {' '.join(absent)}" if absent else entry.options,
+            " ".join(f"{key}={value}" if value else key for key, value in arguments.items()) or "nothing of ours",
+        ),
+    ]
+
+
+def initramfs_proof(host: Host, release: str) -> Proof:
+    """The initramfs is there and not older than the module options that go into it."""
+    image = f"/boot/initrd.img-{release}"
+    age, options = host.age_s(image), host.age_s(MODPROBE_FILE)
+    ok = age is not None and host.size_bytes(image) > 0 and (options is None or options >= age)
+    observed = "missing" if age is None else f"{host.size_bytes(image)} bytes, {'newer' if ok else 'older'}"
+    return proof("initramfs", ok, "boot.initramfs_missing", observed, f"{image}, newer than {MODPROBE_FILE}")
+
+
+def fallback_proofs(host: Host, state: boot.BootState, roll: Roll) -> list[Proof]:
+    """The fallback is what the loader boots by itself, and not one byte of it has changed since the roll began."""
+    fallback = roll.fallback
+    if fallback is None:
+        return [proof("fallback", False, "boot.fallback_missing", "not recorded", roll.running_before)]
+    changed = [path for path, digest in fallback.files.items() if host.sha256(path) != digest]
+    default = state.next_boot(one_shot=False)
+    return [
+        proof(
+            "fallback unchanged",
+            not changed,
+            "boot.fallback_changed",
+            f"changed: {', '.join(changed)}" if changed else f"{len(fallback.files)} files",
+            "SHA-256 as before the roll",
+        ),
+        proof(
+            "default is the fallback",
+            default is not None and default.filename == fallback.entry,
+            "boot.default_not_held",
+            default.filename if default else "nothing",
+            fallback.entry,
+        ),
+        proof(
+            "no EFI default",
+            state.efi_default is None,
+            "boot.efi_default_set",
+            state.efi_default or "not set",
+            "not set",
+        ),
+        proof("no foreign one-shot", state.one_shot is None, "boot.foreign_one_shot", state.one_shot or "not set", "not set"),
+    ]
+
+
+def package_proof(host: Host) -> Proof:
+    """dpkg has nothing left to do."""
+    broken = apt.half_configured(read_packages(host))
+    return proof("packages", not broken, "apt.half_configured", ", ".join(broken) or "all configured", "all configured")
+
+
+def first_failure(document: Preflight) -> Proof | None:
+    """The first proof that does not hold; None where the host is ready."""
+    return next((item for item in document.proofs if not item.ok), None)
+
+
+def as_lines(document: Preflight) -> list[str]:
+    """The proofs in one line each."""
+    return [f"{'ok  ' if item.ok else 'FAIL'} {item.name}: {item.observed}" for item in document.proofs]
+
+
+def summary(document: Preflight) -> dict[str, Any]:
+    """Counts for the stage's line."""
+    return {"proofs": len(document.proofs), "failed": sum(not item.ok for item in document.proofs)}

@@ -1,0 +1,123 @@
+"""The survey: everything that plan and preflight need, read in one process, changing nothing.
+
+``collect`` reads through a ``Host``; what the texts mean is decided by the pure parsers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from . import apt, boot, dkms, kernel, workloads
+from .documents import as_dict, make_head
+from .errors import Stop
+from .host_io import Host
+from .proc_devices import nvidia_majors, parse_character_majors
+from .rollfile import Roll, load
+
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+DPKG_FORMAT = "${Package}\t${Version}\t${db:Status-Abbrev}\n"
+APT_LISTS = "/var/lib/apt/lists"
+
+
+def collect(host: Host, name: str, run_id: str, refresh_apt: bool) -> dict[str, Any]:
+    """``facts.json`` as a dict. Raises Stop where the packages can't be read at all."""
+    head = make_head("facts", name, run_id)
+    notes: list[str] = []
+    if refresh_apt:
+        result = host.run(["apt-get", "-q", "update"], timeout_s=600)
+        if result.rc != 0:
+            notes.append(f"apt-get update: {apt.parse_apt_error(result.stderr) or result.last_line}")
+    running = host.read_line("/proc/sys/kernel/osrelease")
+    packages = read_packages(host)
+    roll, roll_error = _read_roll(host)
+    return {
+        **asdict(head),
+        "notes": notes,
+        "kernel": {
+            "release": running,
+            "flavour": kernel.parse_release(running).flavour,
+            "cmdline": host.read_line("/proc/cmdline"),
+            "boot_id": host.read_line(BOOT_ID),
+            "uptime_s": float((host.read_line("/proc/uptime") or "0").split()[0]),
+        },
+        "os": _os_release(host),
+        "packages": {
+            "half_configured": list(apt.half_configured(packages)),
+            "lists_age_s": host.age_s(APT_LISTS),
+        },
+        "candidates": [asdict(item) for item in read_candidates(host, running, packages)],
+        "boot": boot.survey(host, running),
+        "driver": _driver(host),
+        "dkms": [asdict(line) for line in dkms.parse_status(host.run(["dkms", "status"]).stdout)],
+        "majors": read_majors(host),
+        "gpus": _gpus(host),
+        "containers": workloads.survey(host),
+        "roll": None if roll is None else as_dict(roll),
+        "roll_error": roll_error,
+    }
+
+
+def read_packages(host: Host) -> dict[str, apt.PackageState]:
+    """dpkg's view of every package."""
+    result = host.run(["dpkg-query", "-W", "-f", DPKG_FORMAT])
+    return apt.parse_dpkg_status(result.stdout)
+
+
+def read_candidates(host: Host, running: str, packages: dict[str, apt.PackageState]) -> tuple[kernel.Candidate, ...]:
+    """Kernels of the running flavour that are installed or that apt could install, newest first."""
+    names: set[str] = set()
+    for pattern in kernel.image_name_patterns(running):
+        names.update(host.run(["apt-cache", "pkgnames", pattern]).stdout.split())
+    flavour = kernel.parse_release(running).flavour
+    releases = {name: kernel.release_of_image_package(name) for name in sorted(names)}
+    wanted: list[str] = []
+    for name, release in releases.items():
+        if release is not None and kernel.parse_release(release).flavour == flavour:
+            wanted += [name, *kernel.headers_package_names(release)]
+    madison = host.run(["apt-cache", "madison", *sorted(set(wanted))], timeout_s=120) if wanted else None
+    lines = apt.parse_madison(madison.stdout) if madison else []
+    installed = {name: state.version for name, state in packages.items() if state.installed}
+    return kernel.candidates(lines, installed, flavour)
+
+
+def read_majors(host: Host) -> dict[str, int]:
+    """NVIDIA's character majors as they are now, by driver name."""
+    return dict(nvidia_majors(parse_character_majors(host.read("/proc/devices") or "")))
+
+
+def _read_roll(host: Host) -> tuple[Roll | None, str | None]:
+    try:
+        return load(host), None
+    except Stop as error:
+        return None, error.blocker.observed
+
+
+def _os_release(host: Host) -> dict[str, str]:
+    pairs = dict(
+        line.split("=", 1) for line in (host.read("/etc/os-release") or "").splitlines() if "=" in line
+    )  # fmt: skip
+    return {
+        "id": pairs.get("ID", "").strip('"'),
+        "version_id": pairs.get("VERSION_ID", "").strip('"'),
+        "name": pairs.get("PRETTY_NAME", "").strip('"'),
+    }
+
+
+def _driver(host: Host) -> dict[str, Any]:
+    version = host.read_line("/sys/module/nvidia/version")
+    return {
+        "loaded": host.exists("/sys/module/nvidia"),
+        "version": version or None,
+        "uvm_disable_hmm": host.read_line("/sys/module/nvidia_uvm/parameters/uvm_disable_hmm") or None,
+    }
+
+
+def _gpus(host: Host) -> list[dict[str, str]]:
+    """NVIDIA's display and 3D controllers (PCI class 03xx) by PCI address."""
+    found = []
+    for address in host.names("/sys/bus/pci/devices"):
+        base = f"/sys/bus/pci/devices/{address}"
+        if host.read_line(f"{base}/vendor") == "0x10de" and host.read_line(f"{base}/class").startswith("0x03"):
+            found.append({"address": address, "device": host.read_line(f"{base}/device")})
+    return found

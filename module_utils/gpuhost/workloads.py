@@ -1,0 +1,171 @@
+"""What runs on the host: found, stopped and remembered, held off, and brought back. Plain LXC in this version.
+
+Proxmox's containers, virtual machines and everything else that holds a GPU are recognised, and block a drain: a host
+whose workload can't be brought back must not be rebooted.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from . import lxc_config
+from .documents import Blocker
+from .errors import Stop, blocker, stop
+from .host_io import Host
+from .rollfile import Roll, Workload
+
+LXC_FOLDER = "/var/lib/lxc"
+HOLD_FILE = "/var/lib/gpuhost/hold"
+HOLD_DROP_INS = tuple(
+    f"/etc/systemd/system/{unit}.d/50-gpuhost-hold.conf" for unit in ("lxc.service", "lxc@.service")
+)  # fmt: skip
+HOLD_DROP_IN = b"""# Managed by gpuhost: no container starts by itself between drain and hand back.
+[Unit]
+ConditionPathExists=!/var/lib/gpuhost/hold
+"""
+# Processes that hold a GPU because they serve it, not because they use it.
+GPU_SERVICES = frozenset({"nvidia-persistenced", "nvidia-persiste", "nv-hostengine", "nvidia-fabricmanager"})
+_LXC_CGROUP = re.compile(r"/lxc(?:\.payload)?[./]([^/\n]+)")
+
+
+def survey(host: Host) -> list[dict[str, Any]]:
+    """Every plain LXC container of this node: name, running, autostart, start order, whether it mounts a GPU."""
+    running = running_containers(host)
+    found = []
+    for name, config in container_configs(host).items():
+        document = lxc_config.parse(config, "lxc")
+        found.append(
+            {
+                "name": name,
+                "engine": "lxc",
+                "config_path": config_path(name),
+                "running": name in running,
+                "autostart": bool(document.facts.autostart),
+                "order": document.facts.order or 0,
+                "gpu": bool(document.mounts),
+            }
+        )
+    return found
+
+
+def config_path(name: str) -> str:
+    """Where a plain LXC container's config lies."""
+    return f"{LXC_FOLDER}/{name}/config"
+
+
+def container_configs(host: Host) -> dict[str, bytes]:
+    """Name to config bytes of every plain LXC container."""
+    configs = {name: host.read_bytes(config_path(name)) for name in host.names(LXC_FOLDER)}
+    return {name: data for name, data in configs.items() if data is not None}
+
+
+def running_containers(host: Host) -> set[str]:
+    """Names of the containers that run. Empty where LXC is not installed."""
+    result = host.run(["lxc-ls", "-1", "--running"])
+    return set(result.stdout.split()) if result.rc == 0 else set()
+
+
+def in_the_way(host: Host) -> list[Blocker]:
+    """What runs here that this version can't stop and bring back."""
+    found = []
+    if host.names("/etc/pve/lxc") or host.names("/etc/pve/qemu-server"):
+        found.append(blocker("workload.blocks", "/etc/pve", "guests of Proxmox VE", "plain LXC containers only"))
+    for pid, name, container in gpu_processes(host):
+        if container is None and name not in GPU_SERVICES:
+            found.append(
+                blocker("workload.blocks", f"process {pid} ({name})", "holds a GPU outside of any container", "none")
+            )
+    return found
+
+
+def gpu_processes(host: Host) -> list[tuple[int, str, str | None]]:
+    """(pid, command name, container) of every process that has an NVIDIA device node open."""
+    found = []
+    for pid in host.names("/proc"):
+        if not pid.isdigit() or not host.holds_open(int(pid), "/dev/nvidia"):
+            continue
+        match = _LXC_CGROUP.search(host.read(f"/proc/{pid}/cgroup") or "")
+        found.append((int(pid), host.read_line(f"/proc/{pid}/comm"), match.group(1) if match else None))
+    return found
+
+
+def take_inventory(host: Host) -> tuple[Workload, ...]:
+    """The workloads as they are now, in start order."""
+    items = [
+        Workload("lxc", item["name"], item["running"], item["autostart"], item["order"], _state(item["running"]))
+        for item in survey(host)
+    ]
+    return tuple(sorted(items, key=lambda item: (item.order, item.name)))
+
+
+def _state(running: bool) -> str:
+    return "running" if running else "stopped"
+
+
+def hold(host: Host) -> None:
+    """Keep the container services from starting anything at boot, until ``release``."""
+    for path in HOLD_DROP_INS:
+        host.write_atomic(path, HOLD_DROP_IN)
+    host.write_atomic(HOLD_FILE, b"A gpuhost roll is open: see /var/lib/gpuhost/roll.json\n")
+    _reload(host)
+
+
+def release(host: Host) -> bool:
+    """Lift the hold; whether there was one."""
+    held = host.remove(HOLD_FILE)
+    for path in HOLD_DROP_INS:
+        held = host.remove(path) or held
+    if held:
+        _reload(host)
+    return held
+
+
+def _reload(host: Host) -> None:
+    result = host.run(["systemctl", "daemon-reload"], timeout_s=120)
+    if result.rc != 0:
+        raise stop("host.module_failed", "systemctl daemon-reload", result.last_line)
+
+
+def stop_container(host: Host, name: str, timeout_s: int) -> None:
+    """Ask a container to shut down and wait. It is not killed: raises Stop(workload.not_stopped)."""
+    result = host.run(["lxc-stop", "-n", name, "--nokill", "-t", str(timeout_s)], timeout_s=timeout_s + 30)
+    if name in running_containers(host):
+        raise stop("workload.not_stopped", f"container {name}", f"still runs after {timeout_s} s ({result.last_line})")
+
+
+def start_container(host: Host, name: str) -> bool:
+    """Start a container if it does not run; whether it had to. Raises Stop(workload.not_back)."""
+    if name in running_containers(host):
+        return False
+    result = host.run(["lxc-start", "-n", name], timeout_s=120)
+    if result.rc != 0 or name not in running_containers(host):
+        raise stop("workload.not_back", f"container {name}", f"did not start: {result.last_line}", "running")
+    return True
+
+
+def drain(host: Host, roll: Roll, timeout_s: int) -> tuple[Roll, list[str]]:
+    """Stop what runs, last started first. If one does not stop, what had been stopped starts again."""
+    stopped: list[str] = []
+    try:
+        for item in reversed(roll.workloads):
+            if item.name in running_containers(host):
+                stop_container(host, item.name, timeout_s)
+                stopped.append(item.name)
+    except Stop:
+        for name in reversed(stopped):
+            start_container(host, name)
+        raise
+    states = tuple(replace(item, state="stopped") for item in roll.workloads)
+    return replace(roll, workloads=states), [f"container {name} stopped" for name in stopped]
+
+
+def hand_back(host: Host, roll: Roll) -> tuple[Roll, list[str]]:
+    """Start again, in order, what ran before, and prove that it does."""
+    lines, states = [], []
+    for item in roll.workloads:
+        if item.was_running and start_container(host, item.name):
+            lines.append(f"container {item.name} started")
+        states.append(replace(item, state="back" if item.was_running else "stopped"))
+    return replace(roll, workloads=tuple(states)), lines

@@ -1,0 +1,1 @@
+"""gpuhost's lab: real QEMU machines with a real Debian and a stub NVIDIA driver."""

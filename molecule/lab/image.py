@@ -1,0 +1,137 @@
+"""Build the base image once, keep it under the hash of all that it is made of."""
+
+import fcntl
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from .command import run, run_logged, say
+from .errors import LabError
+from .image_disk import build_disk, build_variables
+from .image_recipe import recipe_hash
+from .image_root import bootstrap
+from .paths import cache_root
+
+# The image in use and the one before it, for a look back.
+KEPT_IMAGES = 2
+# Measured 35 s: kernel, headers, seven modules.
+CUSTOMIZE_EXPECTED_S = 45
+CUSTOMIZE_LIMIT_S = 1200
+
+
+@dataclass(frozen=True)
+class Image:
+    """A finished base image."""
+
+    folder: Path
+
+    @property
+    def disk(self) -> Path:
+        """The disk that machines put their overlay over."""
+        return self.folder / "disk.qcow2"
+
+    @property
+    def variables(self) -> Path:
+        """Empty UEFI variables."""
+        return self.folder / "vars.qcow2"
+
+    @property
+    def private_key(self) -> Path:
+        """The key that root and operator of every machine take."""
+        return self.folder / "id_ed25519"
+
+    @property
+    def host_key(self) -> str:
+        """The public host key of every machine made from this image."""
+        return (self.folder / "ssh_host_ed25519_key.pub").read_text().strip()
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a file lock; a second caller waits and then finds the work done."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"wait for another process that holds {path}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def ensure_image() -> Image:
+    """The image for the present sources, built if it is not there."""
+    cache = cache_root()
+    name = recipe_hash()
+    image = Image(cache / name)
+    with locked(cache / "build.lock"):
+        if not (image.folder / "complete").exists():
+            _build(image)
+            _prune(cache, keep=name)
+    os.utime(image.folder)
+    return image
+
+
+def _build(image: Image) -> None:
+    if os.geteuid() != 0:
+        raise LabError("building the lab image needs root (chroot, file ownership): run it with sudo")
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=image.folder.parent) as name:
+        work = Path(name)
+        (work / "image").mkdir()
+        log = image.folder.parent / "build.log"
+        log.unlink(missing_ok=True)
+        root = work / "root"
+        bootstrap(root, log)
+        target = Image(work / "image")
+        _create_key(target)
+        run_logged(
+            [
+                *("unshare", "--mount", "--propagation", "private"),
+                *(sys.executable, "-m", "gpuhost_lab", "customize", str(root), str(target.private_key) + ".pub"),
+            ],
+            step="kernel, driver and container",
+            log=log,
+            timeout_s=CUSTOMIZE_LIMIT_S,
+            expected_s=CUSTOMIZE_EXPECTED_S,
+        )
+        _collect(work, target)
+        if image.folder.exists():
+            shutil.rmtree(image.folder)
+        target.folder.rename(image.folder)
+    say(f"image built in {time.monotonic() - started:.0f} s: {image.folder}")
+
+
+def _create_key(target: Image) -> None:
+    run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "gpuhost-lab", "-f", str(target.private_key)],
+        timeout_s=30,
+    )
+
+
+def _collect(work: Path, target: Image) -> None:
+    """Disk, variables and what is known about them; `complete` comes last."""
+    name = "ssh_host_ed25519_key.pub"
+    shutil.copy2(work / "root/etc/ssh" / name, target.folder / name)
+    build_disk(work / "root", target.disk)
+    build_variables(target.variables)
+    about = {"kernel_release": (work / "kernel-release").read_text()}
+    (target.folder / "complete").write_text(json.dumps(about) + "\n")
+
+
+def _prune(cache: Path, keep: str) -> None:
+    """Remove all but the newest images, and what a killed build left behind."""
+    for path in cache.glob(".build-*"):
+        shutil.rmtree(path, ignore_errors=True)
+    images = sorted((p for p in cache.iterdir() if (p / "complete").exists()), key=lambda p: p.stat().st_mtime)
+    old = [path for path in images if path.name != keep][: -(KEPT_IMAGES - 1)]
+    for path in old:
+        say(f"remove old image {path}")
+        shutil.rmtree(path)
