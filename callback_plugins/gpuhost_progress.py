@@ -237,8 +237,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no type
                 label,
                 cause=str(_cause(part) or inherited or outcomes.DEFAULT_CAUSE),
                 message=_message(part),
-                observed=_text(part.get("observed")),
-                expected=_text(part.get("expected")),
+                **{key: _text(part.get(key)) for key in ("observed", "expected", "object", "next_step")},
             )
             for part in parts
         ]

@@ -199,22 +199,17 @@ class Recorder:
             self.save()
 
     def failure(
-        self,
-        host: str,
-        stage: str,
-        task: str,
-        *,
-        cause: str,
-        message: str,
-        observed: str | None = None,
-        expected: str | None = None,
+        self, host: str, stage: str, task: str, *, cause: str, message: str, **more: str | None
     ) -> dict[str, Any]:
-        """A failure with its cause code. Gives back the entry, which the caller may mark ``rescued`` later."""
+        """A failure with its cause code; ``more``: observed, expected, object, next_step, where they are known.
+
+        Gives back the entry, which the caller may mark ``rescued`` later.
+        """
         self.host(host)
         entry: dict[str, Any] = {
             "host": host, "stage": stage, "task": task, "cause": cause, "message": one_line(message, 1000),
         }  # fmt: skip
-        entry.update({key: value for key, value in (("observed", observed), ("expected", expected)) if value})
+        entry.update({key: one_line(value, 1000) for key, value in more.items() if value})
         self._record["failures"].append(entry)
         self.save()
         return entry

@@ -9,7 +9,6 @@ import select
 import signal
 import sys
 import time
-import traceback
 from dataclasses import dataclass, field
 from typing import Any, Callable, NoReturn
 
@@ -118,6 +117,8 @@ def _child(function: Callable[[PipeReport], None], report: int, stderr: int, par
         status = 0
     except BaseException:
         with contextlib.suppress(BaseException):
+            import traceback  # noqa: PLC0415 - milliseconds that only a crash needs
+
             os.write(2, traceback.format_exc().encode("utf-8", "replace"))
     finally:
         os._exit(status)

@@ -12,7 +12,7 @@ description:
 options:
   facts: {description: Facts of the host as M(gpuhost_facts) gives them., type: dict, required: true}
   run_id: {description: Name of the run., type: str, required: true}
-  target: {description: Exact kernel release or a prefix such as 6.12., type: str, required: true}
+  target: {description: 'Kernel release, or a prefix such as 6.12; empty continues a roll.', type: str, default: ""}
   reboot_allowed: {description: The inventory's consent to a reboot., type: bool, default: false}
   needs_reboot: {description: False where only what needs no downtime is asked for., type: bool, default: true}
   gate_required: {description: Checks that the host must pass., type: list, elements: str, default: []}
@@ -36,7 +36,7 @@ from ansible.module_utils.gpuhost.documents import as_dict
 from ansible.module_utils.gpuhost.errors import Stop
 from ansible.module_utils.gpuhost.host_io import Host
 from ansible.module_utils.gpuhost.module import run_module
-from ansible.module_utils.gpuhost.plan import Wishes, make_plan
+from ansible.module_utils.gpuhost.plan import Wishes, idle_outcome, make_plan
 from ansible.module_utils.gpuhost.survey import BOOT_ID
 
 
@@ -58,7 +58,8 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
     document = as_dict(plan)
     if plan.blockers:
         raise Stop(plan.blockers[0], (document,))
-    return {"changed": False, "plan": document, "gpuhost_documents": [document]}
+    documents = [document, as_dict(idle_outcome(plan))] if plan.nothing_to_do else [document]
+    return {"changed": False, "plan": document, "gpuhost_documents": documents}
 
 
 def main() -> None:
@@ -67,7 +68,7 @@ def main() -> None:
         {
             "facts": {"type": "dict", "required": True},
             "run_id": {"type": "str", "required": True},
-            "target": {"type": "str", "required": True},
+            "target": {"type": "str", "default": ""},
             "reboot_allowed": {"type": "bool", "default": False},
             "needs_reboot": {"type": "bool", "default": True},
             "gate_required": {"type": "list", "elements": "str", "default": []},

@@ -130,10 +130,10 @@ def fallback_hashes(host: Host, state: BootState, release: str) -> dict[str, str
         if digest is None:
             raise stop("boot.fallback_missing", entry.filename, f"{path} does not exist")
         hashes[path] = digest
-    for path in module_files(host, release).values():
-        digest = host.sha256(path) if path else None
-        if path and digest:
-            hashes[path] = digest
+    for module in module_files(host, release).values():
+        found = host.sha256(module) if module else None
+        if module and found:
+            hashes[module] = found
     return hashes
 
 

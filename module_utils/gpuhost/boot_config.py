@@ -38,7 +38,7 @@ def wanted_files(host: Host, arguments: dict[str, str | None], options: dict[str
 
 
 def _booted_cmdline(host: Host) -> str:
-    """What kernel-install takes where /etc/kernel/cmdline does not exist: the running line without the loader's part."""
+    """What kernel-install takes without /etc/kernel/cmdline: the running line less what the loader added."""
     return cmdline.apply(host.read_line("/proc/cmdline"), {"BOOT_IMAGE": None, "initrd": None}).strip()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -73,7 +72,14 @@ def reconcile_host(host: Host, name: str, run_id: str, presumed: Literal["report
         if found.changed:
             rewrites[container] = (path, config, found)
             lines += [_line(path, item) for item in found.changes]
-            diffs.append({"before_header": path, "after_header": path, "before": display(config), "after": display(found.content)})
+            diffs.append(
+                {
+                    "before_header": path,
+                    "after_header": path,
+                    "before": display(config),
+                    "after": display(found.content),
+                }
+            )
     if not check:
         for path, major, minor in nodes:
             host.make_node(path, major, minor)

@@ -174,7 +174,7 @@ def _module_proofs(
     return proofs
 
 
-def prove(  # noqa: PLR0917 - seven observations, each of them named by its caller
+def prove(
     target: str,
     status: Sequence[DkmsLine],
     module_files: Mapping[str, str | None],
@@ -202,21 +202,11 @@ def prove(  # noqa: PLR0917 - seven observations, each of them named by its call
     proofs.append(built)
     wanted = version or _lookup(module_versions, "nvidia")
     for name in NVIDIA_MODULES:
-        proofs.extend(
-            _module_proofs(
-                target,
-                name,
-                path=_lookup(module_files, name),
-                vermagic=_lookup(vermagic, name),
-                version=_lookup(module_versions, name),
-                wanted=wanted,
-            )
-        )
+        path, magic, own = (_lookup(table, name) for table in (module_files, vermagic, module_versions))
+        proofs.extend(_module_proofs(target, name, path=path, vermagic=magic, version=own, wanted=wanted))
     if user_space_version is not None:
-        same = user_space_version == wanted
-        proofs.append(
-            _proof("user space", same, "dkms.version_mismatch", user_space_version, wanted or "the module's version")
-        )
+        same, expected = user_space_version == wanted, wanted or "the module's version"
+        proofs.append(_proof("user space", same, "dkms.version_mismatch", user_space_version, expected))
     return proofs
 
 

@@ -141,14 +141,15 @@ def choose_reading(
     """Decide, for the whole file, whether numbers that changed hands among NVIDIA drivers are old or new ones.
 
     Whichever reading leaves fewer needed nodes without a rule wins, so a file that was reconciled already is read
-    as current and a second run with the same record changes nothing. With equal evidence, rules whose number is
-    certainly old mark the file as not yet reconciled. Returns the reading and whether it was a guess.
+    as current and a second run with the same record changes nothing. Nodes that are denied or have too few rights
+    do not count: no run repairs them, so they would count again in the next one. With equal evidence, rules whose
+    number is certainly old mark the file as not yet reconciled. Returns the reading and whether it was a guess.
     """
     results = {}
     for reading in ("current", "recorded"):
         targets = attribute(rules, current, recorded, reading)
         policy = policy_of(translated(rules, targets), version)
-        uncovered = sum(need.major is not None and policy.coverage(need) != "yes" for need in needs)
+        uncovered = sum(need.major is not None and policy.coverage(need) == "no" for need in needs)
         results[reading] = (targets, uncovered, {identity(rule) for rule in (*policy.allows, *policy.denies)})
     (by_current, missing_now, rules_now), (_, missing_before, rules_before) = results["current"], results["recorded"]
     if missing_before != missing_now:
@@ -180,7 +181,9 @@ def presume(
     that another driver owns are candidates instead; only a judge asks that, nothing is rewritten by it.
     """
     wanted: dict[str, set[int | None]] = {}
-    for need in sorted(needs, key=lambda need: NVIDIA_NAMES.index(need.driver)):
+    # The front names never move from their assigned number, so no stale number can have been theirs.
+    moving = [need for need in needs if need.driver not in FRONT_NAMES]
+    for need in sorted(moving, key=lambda need: NVIDIA_NAMES.index(need.driver)):
         if need.major is not None and not policy.has_rule_for(need.major) and policy.coverage(need) == "no":
             wanted.setdefault(need.driver, set()).add(need.minor)
     before, groups = names_by_major(recorded), dict[int, list[DeviceRule]]()

@@ -40,6 +40,7 @@ __all__ = [
     "Style",
     "display",
     "parse",
+    "vmid_of",
 ]
 
 _PVE_SECTION = re.compile(rb"\[(pve:pending|[a-z][a-z0-9_\-]+)\]\s*\Z", re.IGNORECASE)
@@ -161,6 +162,12 @@ def parse(data: bytes, style: Style = "pve") -> LxcDocument:
         section = line.section
         lines.append(line)
     return LxcDocument(style, tuple(lines))
+
+
+def vmid_of(file_name: str) -> int | None:
+    """The VMID of a live Proxmox container file, by its name alone; None for copies, notes and temporary files."""
+    found = re.fullmatch(r"([0-9]{1,9})\.conf", file_name)
+    return int(found.group(1)) if found else None
 
 
 def _pve_line(number: int, raw: bytes, section: str) -> Line:

@@ -31,7 +31,7 @@ def findings_of(plan: Plan, recorded: Mapping[str, int]) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def _finding(  # noqa: PLR0917 - the fields of Finding in reading order
+def _finding(
     code: str, severity: Severity, source: str, observed: str, expected: str, why: str, fix: str = RECONCILE
 ) -> Finding:
     return Finding(code, "containers", severity, observed, expected, why, fix, source)
@@ -86,7 +86,7 @@ def _needs(plan: Plan) -> Iterator[Finding]:
             continue
         coverage = "yes" if need.source == "dev" else plan.before.coverage(need)
         minor = "*" if need.minor is None else need.minor
-        if coverage == "narrow":
+        if coverage == "narrow" and need.driver not in repaired:
             yield _finding(
                 "lxc.rule_access", "p0_runtime", source, f"{need.path} is allowed, but not with {need.access}",
                 f"c {need.major}:{minor} with {need.access}", "Rights are never widened by us.",

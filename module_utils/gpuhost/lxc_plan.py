@@ -44,8 +44,8 @@ class Plan:
     """All decisions about one file.
 
     stale: certain replacements. dropped: stale rules of drivers that come by devN only. converted: rules moved from
-    the dead key to the live one. presumed: rung 3, to be applied only when apply_presumed. before/after: what the
-    rules let through now and once the plan is carried out.
+    the dead key to the live one. presumed: rung 3, to be applied only when apply_presumed. before: what the rules let
+    through as they were read.
     """
 
     document: LxcDocument
@@ -62,7 +62,6 @@ class Plan:
     mounts: tuple[NeededNode, ...]
     swap_undecided: bool
     before: Policy
-    after: Policy
 
     @property
     def stale(self) -> tuple[Target, ...]:
@@ -113,27 +112,16 @@ def make_plan(
     apply_presumed = presumed == "apply" and not ambiguous
     if apply_presumed:
         kept = translated(kept, guesses)
-    # In report mode the rule is not added either: beside it the stale one could never be attributed again.
-    held = {target.driver for target in guesses} if presumed == "report" else set()
-    additions = _additions(policy_of(kept, version), [n for n in by_rule if n.driver not in held], targets)
-    extra = [_as_rule(new, version, len(document.lines) + 1 + at) for at, new in enumerate(additions)]
+    # In report mode the rule is not added either: beside it the stale one could never be attributed again. With a
+    # record the driver's old number is known and was not found, so the guess is dropped and the rule is added.
+    guesses = [target for target in guesses if presumed == "apply" or target.driver not in recorded]
+    held = {target.driver for target in guesses} if presumed == "report" and not ambiguous else set()
+    lacking = [need for need in by_rule if need.driver not in held]
     return Plan(
-        document=document,
-        current=current,
-        version=version,
-        needs=needs,
-        targets=tuple(targets),
-        dropped=tuple(dropped),
-        converted=tuple(converted),
-        presumed=tuple(guesses),
-        ambiguous=ambiguous,
-        apply_presumed=apply_presumed,
-        additions=additions,
-        mounts=_missing_mounts(needs),
-        swap_undecided=guessed,
-        before=policy_of(live, version),
-        after=policy_of([*kept, *extra], version),
-    )
+        document, current, version, needs, tuple(targets), tuple(dropped), tuple(converted), tuple(guesses), ambiguous,
+        apply_presumed, _additions(policy_of(kept, version), lacking, targets), _missing_mounts(needs), guessed,
+        policy_of(live, version),
+    )  # fmt: skip
 
 
 def needed_nodes(document: LxcDocument, current: CharacterMajors, declared: Sequence[str]) -> tuple[NeededNode, ...]:
@@ -200,13 +188,6 @@ def _additions(policy: Policy, needs: Sequence[NeededNode], targets: Sequence[Ta
             added.append(NewRule(driver, need.major, need.minor, "r" if need.access == "r" else full))
     wide = {new.major for new in added if new.minor is None}
     return tuple(new for new in dict.fromkeys(added) if new.minor is None or new.major not in wide)
-
-
-def _as_rule(new: NewRule, version: int, line: int) -> DeviceRule:
-    key = f"lxc.cgroup{'2' if version == 2 else ''}.devices.allow"
-    return DeviceRule(
-        line, MAIN, key, version, True, "numbers", new.value, "c", new.major, new.minor, new.access
-    )  # fmt: skip
 
 
 def _missing_mounts(needs: Sequence[NeededNode]) -> tuple[NeededNode, ...]:

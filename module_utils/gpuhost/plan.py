@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from . import cmdline, kernel
 from .boot_config import wanted_arguments
+from .causes import GOOD
 from .debian_version import compare
-from .documents import Blocker, Plan, Step, Target, make_head, seconds_between
+from .documents import Blocker, Outcome, Plan, Step, Target, make_head, seconds_between
 from .errors import blocker
 
 KNOWN_CHECKS = ("device_access", "cuda", "p2p", "allreduce")
@@ -65,6 +66,12 @@ def make_plan(facts: dict[str, Any], wishes: Wishes, run_id: str, controller_boo
     )
 
 
+def idle_outcome(plan: Plan) -> Outcome:
+    """The outcome of a host that is where it should be."""
+    sentence = f"nothing to do: {plan.running} runs, and it boots by itself"
+    return Outcome(replace(plan.head, schema="gpuhost.outcome"), "nothing_to_do", None, sentence, GOOD)
+
+
 def _candidate(item: dict[str, Any]) -> kernel.Candidate:
     return kernel.Candidate(**item)
 
@@ -98,7 +105,7 @@ def _standing_blockers(facts: dict[str, Any], wishes: Wishes, controller_boot_id
 
 def _resumed_target(roll: dict[str, Any], wishes: Wishes) -> tuple[Target | None, Blocker | None]:
     target = Target(**roll["plan"]["target"])
-    if not kernel.matches(target.release, wishes.target):
+    if wishes.target and not kernel.matches(target.release, wishes.target):
         return target, blocker(
             "roll.other_target", "roll file", f"open roll to {target.release}", f"a roll to {wishes.target}"
         )
@@ -108,17 +115,27 @@ def _resumed_target(roll: dict[str, Any], wishes: Wishes) -> tuple[Target | None
 def _fresh_target(
     found: tuple[kernel.Candidate, ...], running: str, wishes: Wishes
 ) -> tuple[Target | None, Blocker | None, list[str]]:
+    if not wishes.target:
+        return (
+            None,
+            blocker("input.invalid", "target", "not given", "a release or a prefix", "Add --target 6.12, say"),
+            [],
+        )
     choice = kernel.choose(found, wishes.target)
     skipped = choice.newest_without_headers
     if choice.candidate is None and skipped is not None:
         name = kernel.headers_package_names(skipped.release)[0]
-        return None, blocker(
-            "dkms.headers_missing",
-            name,
-            f"no archive of this host has it, so DKMS could not build the driver for kernel {skipped.release}",
-            f"version {skipped.image_version}",
-            f"Make {name} installable (apt-cache policy {name}), then run the same command again.",
-        ), []
+        return (
+            None,
+            blocker(
+                "dkms.headers_missing",
+                name,
+                f"no archive of this host has it, so DKMS could not build the driver for kernel {skipped.release}",
+                f"version {skipped.image_version}",
+                f"Make {name} installable (apt-cache policy {name}), then run the same command again.",
+            ),
+            [],
+        )
     if choice.candidate is None:
         known = ", ".join(choice.known) or "none"
         return None, blocker("target.unknown", f"--target {wishes.target}", "no kernel matches", f"one of: {known}"), []
@@ -161,7 +178,11 @@ def _target_blockers(facts: dict[str, Any], target: Target, resumes: bool, wishe
     roll = facts["roll"]
     if _expired(roll, target) and not resumes and not wishes.retry_trial:
         found.append(
-            blocker("trial.expired", target.release, f"came back on the old kernel on {roll['closed_at']}: {roll['sentence']}")
+            blocker(
+                "trial.expired",
+                target.release,
+                f"came back on the old kernel on {roll['closed_at']}: {roll['sentence']}",
+            )
         )
     if target.release not in {entry["version"] for entry in facts["boot"]["entries"]}:
         found += [
@@ -178,7 +199,9 @@ def _target_blockers(facts: dict[str, Any], target: Target, resumes: bool, wishe
 
 
 def _expired(roll: dict[str, Any] | None, target: Target) -> bool:
-    return bool(roll and roll["state"] == "closed" and roll["result"] == "good_on_old" and roll["target"] == target.release)
+    return bool(
+        roll and roll["state"] == "closed" and roll["result"] == "good_on_old" and roll["target"] == target.release
+    )
 
 
 def _steps(facts: dict[str, Any], target: Target, wishes: Wishes) -> tuple[Step, ...]:
@@ -189,7 +212,11 @@ def _steps(facts: dict[str, Any], target: Target, wishes: Wishes) -> tuple[Step,
     rows = [
         ("prepare", f"hold {facts['kernel']['release']} as the explicit boot default", False),
         ("prepare", f"install {packages}", False),
-        ("prepare", f"command line of {target.release}: {arguments or 'as it is'}; its initramfs and boot entry", False),
+        (
+            "prepare",
+            f"command line of {target.release}: {arguments or 'as it is'}; its initramfs and boot entry",
+            False,
+        ),
         ("prepare", f"prove headers, NVIDIA modules, boot entry and fallback for {target.release}", False),
         ("drain", f"stop {', '.join(names)}" if names else "nothing runs", True),
         ("trial", f"reboot once into {target.release}", True),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import boot, cmdline, dkms
+from . import apt, boot, cmdline, dkms
 from .boot_config import MODPROBE_FILE, wanted_arguments
 from .causes import cause
 from .documents import Preflight, Proof, make_head
 from .host_io import Host
 from .rollfile import Roll
 from .survey import read_packages
-from . import apt
 
 
 def prove(host: Host, name: str, run_id: str, roll: Roll) -> Preflight:
@@ -69,7 +68,9 @@ def entry_proofs(host: Host, state: boot.BootState, release: str, arguments: dic
     pairs = zip(
         boot.entry_files(state, entry)[1:], (f"/boot/vmlinuz-{release}", f"/boot/initrd.img-{release}"), strict=False
     )
-    wrong = [on_esp for on_esp, source in pairs if host.sha256(on_esp) is None or host.sha256(on_esp) != host.sha256(source)]
+    wrong = [
+        on_esp for on_esp, source in pairs if host.sha256(on_esp) is None or host.sha256(on_esp) != host.sha256(source)
+    ]
     absent = cmdline.missing(entry.options, wanted_arguments(entry.options, arguments))
     return [
         proof(
@@ -127,7 +128,13 @@ def fallback_proofs(host: Host, state: boot.BootState, roll: Roll) -> list[Proof
             state.efi_default or "not set",
             "not set",
         ),
-        proof("no foreign one-shot", state.one_shot is None, "boot.foreign_one_shot", state.one_shot or "not set", "not set"),
+        proof(
+            "no foreign one-shot",
+            state.one_shot is None,
+            "boot.foreign_one_shot",
+            state.one_shot or "not set",
+            "not set",
+        ),
     ]
 
 

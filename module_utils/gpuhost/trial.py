@@ -86,7 +86,9 @@ def start(host: Host, roll: Roll) -> None:
     chosen = boot.read(host).next_boot()
     if result.rc != 0 or chosen is None or chosen.filename != entry.filename:
         clear_one_shot(host)
-        raise stop("boot.entry_missing", "bootctl set-oneshot", f"{result.last_line}; next: {_name(chosen)}", entry.filename)
+        raise stop(
+            "boot.entry_missing", "bootctl set-oneshot", f"{result.last_line}; next: {_name(chosen)}", entry.filename
+        )
     reboot(host)
 
 
@@ -106,7 +108,7 @@ def clear_one_shot(host: Host) -> bool:
 
 
 def prove_booted(host: Host, roll: Roll) -> list[str]:
-    """Prove that the host really booted into the trial: new boot id, the release, the arguments. Returns what is seen."""
+    """Prove that the trial really booted: a new boot id, the release, the arguments. Returns what is seen."""
     boot_id = host.read_line("/proc/sys/kernel/random/boot_id")
     running = host.read_line("/proc/sys/kernel/osrelease")
     line = host.read_line("/proc/cmdline")

@@ -97,8 +97,7 @@ def archives(env: Mapping[str, str] = os.environ, apt_dir: Path = Path("/etc/apt
 def render_deb822(found: Iterable[Archive]) -> str:
     """The guest's /etc/apt/sources.list.d/debian.sources."""
     return "\n".join(
-        f"Types: deb\nURIs: {archive.uri}\nSuites: {' '.join(archive.suites)}\n"
-        f"Components: main\nSigned-By: {KEYRING}\n"
+        f"Types: deb\nURIs: {archive.uri}\nSuites: {' '.join(archive.suites)}\nComponents: main\nSigned-By: {KEYRING}\n"
         for archive in found
     )
 

@@ -33,9 +33,7 @@ def c_locale(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive", **(extra or {})}
 
 
-def run(
-    argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, stdin: str = ""
-) -> str:
+def run(argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, stdin: str = "") -> str:
     """Run a short command and give back its stdout; a failure carries its stderr."""
     try:
         done = subprocess.run(

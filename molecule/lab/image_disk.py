@@ -61,8 +61,12 @@ def _partition(raw: Path) -> None:
 def _fill_esp(raw: Path, esp: Path) -> None:
     say("write the EFI system partition")
     at_sector = ESP_AT_MIB * MIB // SECTOR_BYTES
+    # clusters of 1 KiB: with the usual 4 KiB, 256 MiB have too few of them for FAT32
     run(
-        ["mkfs.vfat", "-F", "32", "-n", ESP_LABEL, "--offset", str(at_sector), str(raw), str(ESP_MIB * 1024)],
+        [
+            *("mkfs.vfat", "-F", "32", "-s", "2", "-n", ESP_LABEL),
+            *("--offset", str(at_sector), str(raw), str(ESP_MIB * 1024)),
+        ],
         timeout_s=STEP_LIMIT_S,
     )
     content = sorted(str(path) for path in esp.iterdir())

@@ -47,7 +47,7 @@ ROOT_LABEL = "lab-root"
 
 # Sources whose change makes another image. The rest only drives machines.
 RECIPE_FILES = ("image_recipe.py", "image_root.py", "image_disk.py", "apt_sources.py")
-RECIPE_FOLDERS = ("stub", "guest")
+RECIPE_FOLDERS = ("stub", "rootfs")
 
 
 def recipe_paths() -> list[Path]:

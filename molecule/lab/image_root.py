@@ -76,7 +76,7 @@ def bootstrap(root: Path, log: Path) -> None:
 def customize(root: Path, public_key: str) -> None:
     """Everything after the bootstrap; needs a private mount namespace."""
     _mount_kernel_folders(root)
-    shutil.copytree(SOURCES / "guest", root, dirs_exist_ok=True, symlinks=True)
+    shutil.copytree(SOURCES / "rootfs", root, dirs_exist_ok=True, symlinks=True)
     release = _install_kernel(root)
     _install_stub(root, release)
     _create_users(root, public_key)
@@ -138,11 +138,14 @@ def _install_stub(root: Path, release: str) -> None:
 
 
 def _create_users(root: Path, public_key: str) -> None:
-    """Root and the non-root `operator` take the same key; nobody has a password."""
-    _chroot(root, "useradd", "--create-home", "--shell", "/bin/bash", "operator")
+    """Root and the non-root `operator` take the same key; nobody has a password.
+
+    Debian has a group of the name operator from the start.
+    """
+    _chroot(root, "useradd", "--create-home", "--gid", "operator", "--shell", "/bin/bash", "operator")
     for home, owner in (("root", "root"), ("home/operator", "operator")):
         folder = root / home / ".ssh"
-        folder.mkdir(mode=0o700)
+        folder.mkdir(mode=0o700, exist_ok=True)
         (folder / "authorized_keys").write_text(public_key)
         (folder / "authorized_keys").chmod(0o600)
         _chroot(root, "chown", "-R", f"{owner}:{owner}", f"/{home}/.ssh")

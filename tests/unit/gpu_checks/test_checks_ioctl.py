@@ -55,9 +55,7 @@ def test_a_refused_question_is_bad_and_names_its_errno(ask, number):
     assert (query.good, query.errno_name) == (False, errno.errorcode[number])
 
 
-@pytest.mark.parametrize(
-    ("code", "adapter", "good"), [(0, 0, True), (-5, 0, False), (0, 0x25, False), (-1, 0, False)]
-)
+@pytest.mark.parametrize(("code", "adapter", "good"), [(0, 0, True), (-5, 0, False), (0, 0x25, False), (-1, 0, False)])
 def test_gpu_answer(code, adapter, good):
     assert nv.ask_gpu(7, answering(nv.OPEN_LAYOUT.pack(code, adapter))).good is good
 

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_checks.device_nodes import (
-    DRIVER_NAMES, NodeFacts, count_reason, majors_of, parse_proc_devices, plan_nodes, reason, reason_before_open,
+    DRIVER_NAMES,
+    NodeFacts,
+    count_reason,
+    majors_of,
+    parse_proc_devices,
+    plan_nodes,
+    reason,
+    reason_before_open,
 )  # fmt: skip
 from gpu_checks.nvidia_ioctl import Query
 

@@ -1,0 +1,149 @@
+"""The ``gpuhost`` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gpuhost import __version__
+from gpuhost.causes import CAUSES, USAGE
+from gpuhost.plan import KNOWN_CHECKS
+from gpuhost_cli import report
+from gpuhost_cli.run import InputError, Request, run
+
+STAGE_HELP = {
+    "upgrade": "roll a kernel upgrade over the hosts: all ten stages",
+    "survey": "read what plan and preflight need",
+    "plan": "resolve the target, name everything that is in the way",
+    "prepare": "all that needs no downtime: kernel, headers, driver, boot entry, proofs",
+    "drain": "stop and remember what runs (needs an open roll)",
+    "trial": "boot the target once (needs an open roll)",
+    "reconcile": "give containers their GPU devices by driver name",
+    "gate": "measure the GPU work and judge it",
+    "promote": "gate again, then make the new kernel the default (needs an open roll)",
+    "hand_back": "start what ran before, close the roll",
+    "rollback": "end an open roll on the old kernel",
+}
+WITH_TARGET = ("upgrade", "plan", "prepare")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        prog="gpuhost",
+        description="Roll kernel upgrades over GPU hosts; none is back in service before its GPU work was measured.",
+        epilog="Exit status: 0 good or nothing to do, 1 findings or differences, 2 usage, input or connection, "
+        "3 back on the old kernel, 4 needs a person, 5 stopped at a safe point.",
+    )
+    made.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, text in STAGE_HELP.items():
+        _stage_parser(commands.add_parser(name, help=text, description=text), name)
+    again = commands.add_parser("report", help="write a run's report again")
+    again.add_argument("run", nargs="?", type=Path, help="a run's folder; the newest one if left out")
+    _runs_option(again)
+    causes = commands.add_parser("causes", help="all cause codes, or one")
+    causes.add_argument("code", nargs="?")
+    commands.add_parser("checks", help="the checks that the gate knows")
+    return made
+
+
+def _stage_parser(made: argparse.ArgumentParser, name: str) -> None:
+    made.add_argument("-i", "--inventory", required=True, metavar="PATH", help="inventory file or folder")
+    made.add_argument("-l", "--limit", metavar="HOSTS", help="only these hosts")
+    made.add_argument("-C", "--check", action="store_true", help="show plan and diffs, change nothing")
+    made.add_argument(
+        "-e", "--extra-vars", action="append", default=[], metavar="VARS", help="as ansible-playbook has it"
+    )
+    made.add_argument("-v", "--verbose", action="count", default=0, help="Ansible's own log becomes longer")
+    made.add_argument("--hosts", metavar="GROUP", help="group or host to work on (default: gpu_hosts)")
+    if name in WITH_TARGET:
+        made.add_argument(
+            "--target", default="", metavar="RELEASE", help="exact kernel release, or a prefix such as 6.12"
+        )
+        made.add_argument("--retry-trial", action="store_true", help="one more trial boot of a kernel that came back")
+    _runs_option(made)
+
+
+def _runs_option(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--runs", type=Path, default=Path("runs"), metavar="FOLDER", help="run records (default: ./runs)")
+
+
+def request_of(options: argparse.Namespace) -> Request:
+    """The playbook call that a parsed command line asks for."""
+    variables: dict[str, Any] = {}
+    if options.hosts:
+        variables["gpuhost_hosts"] = options.hosts
+    if options.command in WITH_TARGET:
+        variables["target"] = options.target
+        if options.retry_trial:
+            variables["boot_trial_retry"] = True
+    if options.command in ("prepare", "plan"):
+        variables["kernel_upgrade_needs_reboot"] = options.command == "plan"
+    extra = tuple(item for text in options.extra_vars for item in ("-e", text))
+    return Request(
+        options.command,
+        options.inventory,
+        options.limit,
+        options.check,
+        options.verbose,
+        extra,
+        variables,
+        options.runs,
+    )
+
+
+def show_causes(code: str | None) -> int:
+    """Print the registry, or one cause."""
+    if code is not None and code not in CAUSES:
+        print(f"gpuhost: no cause {code}; gpuhost causes lists them", file=sys.stderr)
+        return USAGE
+    for item in CAUSES.values():
+        if code in (None, item.code):
+            print(f"{item.code}\n    {item.sentence}\n    {item.next_step}")
+    return 0
+
+
+def write_report(folder: Path | None, runs: Path) -> int:
+    """Write a report again and say where it is."""
+    if folder is None:
+        known = sorted(path.parent for path in runs.glob("*/run.json"))
+        if not known:
+            print(f"gpuhost: no run in {runs.absolute()}: --runs names another folder", file=sys.stderr)
+            return USAGE
+        folder = known[-1]
+    if not (folder / "run.json").is_file():
+        print(f"gpuhost: {folder} holds no run.json", file=sys.stderr)
+        return USAGE
+    print(report.write(folder))
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point."""
+    options = parser().parse_args(argv)
+    if options.command == "causes":
+        return show_causes(options.code)
+    if options.command == "checks":
+        print("\n".join(KNOWN_CHECKS))
+        return 0
+    if options.command == "report":
+        return write_report(options.run, options.runs)
+    try:
+        return run(request_of(options))
+    except (InputError, FileNotFoundError) as error:
+        print(f"gpuhost: {error}", file=sys.stderr)
+        return USAGE
+    except KeyboardInterrupt:
+        print(
+            "gpuhost: interrupted; run the same command again: the roll file on each host knows where it stands",
+            file=sys.stderr,
+        )
+        return 5
+
+
+if __name__ == "__main__":
+    sys.exit(main())

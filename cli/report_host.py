@@ -1,0 +1,249 @@
+"""One host of a report: what was, what was planned, what was done, what is, and how it came out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpuhost.documents import seconds_between
+from gpuhost_cli import report_facts
+from gpuhost_cli import report_read as read
+from gpuhost_cli.report_rows import (
+    DoneStep,
+    Fact,
+    FailureRow,
+    FindingRow,
+    MeasurementRow,
+    PlannedStep,
+    RuleChange,
+    StageTime,
+    VerdictRow,
+    Workload,
+)
+from gpuhost_cli.report_words import Outline, host_sentence
+
+Documents = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class HostReport:
+    """Everything about one host. A section is None where its document was not recorded."""
+
+    host: str
+    state: str
+    sentence: str
+    said: str
+    """The outcome's own sentence, where one was recorded."""
+    cause: str
+    cause_sentence: str
+    next_step: str
+    kernel_before: str
+    kernel_now: str
+    target: str
+    gate: str
+    """``pass``, ``fail``, ``not_measured``, ``error``, or ``not_run``."""
+    downtime_s: float | None
+    """None: there was none, or it is not over (``downtime_open``)."""
+    downtime_open: bool
+    downtime_estimate_s: float | None
+    facts: tuple[Fact, ...] | None
+    majors: tuple[Fact, ...]
+    workloads: tuple[Workload, ...]
+    plan: PlanPart | None
+    done: tuple[DoneStep, ...]
+    proofs: tuple[FindingRow, ...] | None
+    verdict: GatePart | None
+    rules: RulesPart | None
+    measurements: tuple[MeasurementRow, ...] | None
+    stages: tuple[StageTime, ...]
+    failures: tuple[FailureRow, ...]
+
+    @property
+    def leaks(self) -> tuple[RuleChange, ...]:
+        """Stale rules that opened another driver's device to a container."""
+        return tuple(change for change in (self.rules.changes if self.rules else ()) if change.leaks_to)
+
+
+@dataclass(frozen=True)
+class GatePart:
+    """What the gate said, and about which kernel."""
+
+    kernel: str
+    sentence: str
+    verdicts: tuple[VerdictRow, ...]
+
+
+@dataclass(frozen=True)
+class RulesPart:
+    """What was done about device rules and nodes."""
+
+    changes: tuple[RuleChange, ...]
+    findings: tuple[FindingRow, ...]
+    nodes_created: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PlanPart:
+    """What was planned."""
+
+    wanted: str
+    nothing_to_do: bool
+    resumes: bool
+    target: tuple[tuple[str, str], ...]
+    reason: str
+    candidates: tuple[str, ...]
+    cmdline: tuple[str, ...]
+    modprobe_options: tuple[str, ...]
+    gate_required: tuple[str, ...]
+    steps: tuple[PlannedStep, ...]
+    blockers: tuple[FindingRow, ...]
+    notes: tuple[str, ...]
+
+
+def build_host(host: str, state: str, documents: Documents, run: Mapping[str, Any], run_id: str) -> HostReport:
+    """The report of one host out of its documents and the run's record."""
+    tasks = [row for row in read.rows(run, "tasks") if row.get("host") == host]
+    failures = read.failures(row for row in read.rows(run, "failures") if row.get("host") == host)
+    roll, plan = documents.get("roll", {}), documents.get("plan")
+    measured, preflight = documents.get("measurements"), documents.get("preflight")
+    downtime_s, downtime_open = downtime(roll)
+    outline, gate = _Outline.of(documents, failures), _gate(documents.get("verdict"))
+    estimate = read.number((plan or {}).get("downtime_estimate_s"))
+    kernel = outline.kernel_now or outline.kernel_before
+    words = Outline(host, state, kernel, outline.target, gate, outline.cause, downtime_s, downtime_open, estimate)
+    return HostReport(
+        host=host,
+        state=state,
+        sentence=host_sentence(words),
+        said=outline.said,
+        cause=outline.cause,
+        cause_sentence=read.sentence_of(outline.cause),
+        next_step=_next_step(state, documents, failures, outline.cause),
+        kernel_before=outline.kernel_before,
+        kernel_now=outline.kernel_now,
+        target=outline.target,
+        gate=gate,
+        downtime_s=downtime_s,
+        downtime_open=downtime_open,
+        downtime_estimate_s=estimate,
+        facts=report_facts.facts(documents) if "facts" in documents else None,
+        majors=report_facts.majors(documents),
+        workloads=read.workloads(roll),
+        plan=None if plan is None else _plan(plan),
+        done=read.done_steps(roll, tasks, run_id),
+        proofs=None if preflight is None else read.proofs(preflight),
+        verdict=_gate_part(documents.get("verdict")),
+        rules=_rules_part(documents.get("reconcile")),
+        measurements=None if measured is None else read.measurements(measured),
+        stages=read.stage_times(roll, tasks),
+        failures=failures,
+    )
+
+
+def _gate_part(verdict: Mapping[str, Any] | None) -> GatePart | None:
+    if verdict is None:
+        return None
+    return GatePart(read.text(verdict.get("kernel")), read.text(verdict.get("sentence")), read.verdicts(verdict))
+
+
+def _rules_part(reconcile: Mapping[str, Any] | None) -> RulesPart | None:
+    if reconcile is None:
+        return None
+    created = read.texts(reconcile, "nodes_created")
+    return RulesPart(read.rule_changes(reconcile), read.findings(reconcile), created)
+
+
+@dataclass(frozen=True)
+class _Outline:
+    """What the first line needs."""
+
+    kernel_before: str
+    kernel_now: str
+    target: str
+    cause: str
+    said: str
+
+    @staticmethod
+    def of(documents: Documents, failures: Sequence[FailureRow]) -> _Outline:
+        roll, plan, outcome = (documents.get(kind, {}) for kind in ("roll", "plan", "outcome"))
+        before = read.sub(documents.get("facts"), "kernel").get("release")
+        after = read.sub(documents.get("facts_after"), "kernel").get("release")
+        blocked = next((row.cause for row in read.blockers(plan)), "")
+        standing = next((row.cause for row in failures if not row.rescued), "")
+        return _Outline(
+            kernel_before=read.text(roll.get("running_before") or before or plan.get("running")),
+            kernel_now=read.text(after or ("" if roll else before or plan.get("running"))),
+            target=read.text(roll.get("target") or read.sub(plan, "target").get("release")),
+            cause=read.text(outcome.get("cause") or roll.get("cause")) or standing or blocked,
+            said=read.text(outcome.get("sentence") or roll.get("sentence")),
+        )
+
+
+def downtime(roll: Mapping[str, Any]) -> tuple[float | None, bool]:
+    """Seconds from the first drain step to the last hand_back (or rollback) step, and whether it is still going on."""
+    steps = read.rows(roll, "steps")
+    starts = [step.get("started_at") for step in steps if step.get("stage") == "drain" and step.get("started_at")]
+    ends = [
+        step.get("finished_at")
+        for step in steps
+        if step.get("stage") in ("hand_back", "rollback") and step.get("finished_at")
+    ]
+    if not starts:
+        return None, False
+    if not ends or roll.get("state") == "open":
+        return None, True
+    try:
+        return max(0.0, seconds_between(str(min(map(str, starts))), str(max(map(str, ends))))), False
+    except ValueError:
+        return None, False
+
+
+def _gate(verdict: Mapping[str, Any] | None) -> str:
+    if verdict is None:
+        return "not_run"
+    status = verdict.get("status")
+    return str(status) if status in ("pass", "fail", "not_measured") else "error"
+
+
+def _next_step(state: str, documents: Documents, failures: Sequence[FailureRow], cause: str) -> str:
+    """The most specific way out that was recorded."""
+    if state in ("good", "nothing_to_do", "ok"):
+        return ""
+    said = [row.next_step for row in read.blockers(documents.get("plan", {}))]
+    said += [row.next_step for row in read.proofs(documents.get("preflight", {})) if row.status != "proven"]
+    said += [row.next_step for row in read.verdicts(documents.get("verdict", {})) if row.cause and row.cause == cause]
+    said += [read.next_step_of(cause)]
+    said += [row.next_step for row in failures if not row.rescued]
+    if state == "planned":
+        said.append("Run the same command without --check.")
+    if state == "untouched":
+        said.append("Run the same command again once the other hosts are in order.")
+    return next((step for step in said if step), "")
+
+
+def _plan(plan: Mapping[str, Any]) -> PlanPart:
+    target = read.sub(plan, "target")
+    packages = [
+        (read.text(target.get(f"{part}_package")),
+         f"{read.text(target.get(f'{part}_version'))} from {read.text(target.get(f'{part}_suite'))}")
+        for part in ("image", "headers")
+        if target.get(f"{part}_package")
+    ]  # fmt: skip
+    options = read.sub(plan, "modprobe_options")
+    return PlanPart(
+        wanted=read.text(plan.get("wanted")),
+        nothing_to_do=plan.get("nothing_to_do") is True,
+        resumes=plan.get("resumes") is True,
+        target=tuple(packages),
+        reason=read.text(target.get("reason")),
+        candidates=read.texts(plan, "candidates"),
+        cmdline=tuple(
+            name if value is None else f"{name}={read.text(value)}" for name, value in read.sub(plan, "cmdline").items()
+        ),
+        modprobe_options=tuple(f"{module}: {read.text(value)}" for module, value in options.items()),
+        gate_required=read.texts(plan, "gate_required"),
+        steps=read.planned_steps(plan),
+        blockers=read.blockers(plan),
+        notes=read.texts(plan, "notes"),
+    )

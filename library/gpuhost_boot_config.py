@@ -1,0 +1,70 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: MIT
+"""Set kernel arguments, module options, initramfs and boot entry of the target: see DOCUMENTATION."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: gpuhost_boot_config
+short_description: Configure the target kernel's boot, and leave the fallback's alone
+description:
+  - Kernel arguments are replaced by key in C(/etc/kernel/cmdline); module options are one file of ours.
+  - Initramfs and boot entry are made again for the target kernel only, and only where something differs.
+options:
+  host_name: {description: Name of the host in the inventory., type: str, required: true}
+  run_id: {description: Name of the run., type: str, required: true}
+  plan: {description: 'The plan, which opens the roll where none is open.', type: dict}
+  timeout_s: {description: Limit for the initramfs., type: int, default: 1800}
+author: gpuhost
+attributes:
+  check_mode: {support: full, description: Says what would change and changes nothing.}
+  diff_mode: {support: full, description: Shows the files.}
+"""
+
+RETURN = r"""
+lines: {description: What differed and was changed, a line each., returned: success, type: list, elements: str}
+"""
+
+from typing import Any
+
+from ansible.module_utils.gpuhost import boot_config, steps
+from ansible.module_utils.gpuhost.host_io import Host
+from ansible.module_utils.gpuhost.module import run_module
+from ansible.module_utils.gpuhost.rollfile import Roll
+
+
+def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
+    """Write what differs, then rebuild what has to be."""
+
+    def configure(roll: Roll) -> steps.Done:
+        arguments, options = roll.plan["cmdline"], roll.plan["modprobe_options"]
+        changes = boot_config.wanted_files(host, arguments, options)
+        if not check:
+            boot_config.write(host, changes)
+        reasons = boot_config.needs_rebuild(host, roll.target, arguments)
+        if reasons and not check:
+            boot_config.rebuild(host, roll.target, params["timeout_s"])
+        lines = [f"{change.path} written" for change in changes]
+        lines += [f"initramfs and entry of {roll.target} made again: {reason}" for reason in reasons]
+        diffs = tuple(
+            {
+                "before_header": change.path,
+                "after_header": change.path,
+                "before": change.before or "",
+                "after": change.after,
+            }
+            for change in changes
+        )
+        return steps.Done(roll, tuple(lines), diffs)
+
+    roll = steps.current_roll(host, params, check)
+    return steps.run_step(host, params, check, "prepare", "configure the target's boot", roll, configure)
+
+
+def main() -> None:
+    """Run as a module."""
+    run_module({**steps.ARGUMENTS, "timeout_s": {"type": "int", "default": 1800}}, work)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: MIT
+"""Run GPU checks where the workload runs: see DOCUMENTATION."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: gpuhost_gpu_checks
+short_description: Run GPU checks on a host or inside its containers
+description:
+  - Ships one file and runs it in every running container with a GPU, or on the host where there is none. It measures;
+    M(gpuhost_gate) judges.
+  - Inside a roll it first starts the containers with GPUs that ran before, because only these can be measured.
+options:
+  host_name: {description: Name of the host in the inventory., type: str, required: true}
+  run_id: {description: Name of the run., type: str, required: true}
+  plan: {description: Not used here; every step takes it., type: dict}
+  archive: {description: 'The zipapp, base64; filled in by the action plugin.', type: str, required: true}
+  checks: {description: Names of the checks., type: list, elements: str, required: true}
+  targets: {description: 'Containers to measure in, or V(host).', type: list, elements: str, default: []}
+  python: {description: Interpreter of the workload., type: str, default: /usr/bin/python3}
+  timeout_s: {description: Limit for one check., type: int, default: 120}
+author: gpuhost
+attributes:
+  check_mode: {support: full, description: Says where it would measure and runs nothing.}
+  diff_mode: {support: none, description: Changes nothing.}
+"""
+
+RETURN = r"""
+targets: {description: Measurements and stale device rules by target., returned: success, type: dict}
+"""
+
+from typing import Any
+
+from ansible.module_utils.gpuhost import check_runner, devices, steps, workloads
+from ansible.module_utils.gpuhost.host_io import Host
+from ansible.module_utils.gpuhost.module import run_module
+from ansible.module_utils.gpuhost.rollfile import Roll, load
+
+
+def start_what_is_measured(host: Host, roll: Roll) -> list[str]:
+    """Start the drained containers that have GPUs."""
+    with_gpu = {item["name"] for item in workloads.survey(host) if item["gpu"]}
+    wanted = [item.name for item in roll.workloads if item.was_running and item.name in with_gpu]
+    return [f"container {name} started for the gate" for name in wanted if workloads.start_container(host, name)]
+
+
+def measure(host: Host, params: dict[str, Any]) -> dict[str, Any]:
+    """Measurements and stale rules by target."""
+    archive = check_runner.place(host, params["archive"])
+    stale = devices.stale_by_container(host)
+    answers = {}
+    for target in check_runner.targets(host, params["targets"]):
+        found = check_runner.measure(host, target, archive, params["checks"], params["python"], params["timeout_s"])
+        answers[target] = {**found, "stale": stale.get(target, [])}
+    return answers
+
+
+def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
+    """Measure, inside a roll or outside."""
+    roll = load(host)
+    release = host.read_line("/proc/sys/kernel/osrelease")
+    if check:
+        return {"changed": False, "targets": {}, "kernel": release, "checks": params["checks"]}
+
+    def gate(now: Roll) -> steps.Done:
+        lines = start_what_is_measured(host, now)
+        answers = measure(host, params)
+        found = check_runner.document(params["host_name"], params["run_id"], answers)
+        return steps.Done(now, tuple(lines), documents=(found,), answer={"targets": answers, "kernel": release})
+
+    if roll is not None and roll.is_open:
+        return steps.run_step(host, params, check, "gate", "measure", roll, gate)
+    answers = measure(host, params)
+    found = check_runner.document(params["host_name"], params["run_id"], answers)
+    return {"changed": False, "targets": answers, "kernel": release, "gpuhost_documents": [found]}
+
+
+def main() -> None:
+    """Run as a module."""
+    arguments = {
+        **steps.ARGUMENTS,
+        "archive": {"type": "str", "required": True},
+        "checks": {"type": "list", "elements": "str", "required": True},
+        "targets": {"type": "list", "elements": "str", "default": []},
+        "python": {"type": "str", "default": "/usr/bin/python3"},
+        "timeout_s": {"type": "int", "default": 120},
+    }
+    run_module(arguments, work)
+
+
+if __name__ == "__main__":
+    main()

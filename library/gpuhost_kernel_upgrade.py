@@ -1,0 +1,64 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: MIT
+"""Install the target kernel and its headers: see DOCUMENTATION."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: gpuhost_kernel_upgrade
+short_description: Install a kernel and its headers in one shown transaction
+description:
+  - Simulates apt with exact versions, refuses what would break the host, then installs kernel and headers together.
+options:
+  host_name: {description: Name of the host in the inventory., type: str, required: true}
+  run_id: {description: Name of the run., type: str, required: true}
+  plan: {description: 'The plan, which opens the roll where none is open.', type: dict}
+  apt_lock_timeout_s: {description: How long apt waits for its lock., type: int, default: 600}
+  timeout_s: {description: 'Limit for the installation, DKMS builds included.', type: int, default: 3600}
+author: gpuhost
+attributes:
+  check_mode: {support: full, description: Says what would change and changes nothing.}
+  diff_mode: {support: full, description: Lists the packages.}
+"""
+
+RETURN = r"""
+lines: {description: What differed and was changed, a line each., returned: success, type: list, elements: str}
+"""
+
+from typing import Any
+
+from ansible.module_utils.gpuhost import packages, steps
+from ansible.module_utils.gpuhost.documents import Target
+from ansible.module_utils.gpuhost.host_io import Host
+from ansible.module_utils.gpuhost.module import run_module
+from ansible.module_utils.gpuhost.rollfile import Roll
+
+
+def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
+    """Simulate, then install unless in check mode."""
+
+    def install(roll: Roll) -> steps.Done:
+        target = Target(**roll.plan["target"])
+        simulation = packages.simulate(host, target, params["apt_lock_timeout_s"])
+        if simulation.changes and not check:
+            packages.install(host, target, params["apt_lock_timeout_s"], params["timeout_s"])
+        text = "".join(f"{line}\n" for line in simulation.lines)
+        diff = ({"before_header": "dpkg", "after_header": "apt", "before": "", "after": text},) if text else ()
+        return steps.Done(roll, simulation.lines, diff)
+
+    roll = steps.current_roll(host, params, check)
+    return steps.run_step(host, params, check, "prepare", "install kernel and headers", roll, install)
+
+
+def main() -> None:
+    """Run as a module."""
+    arguments = {
+        **steps.ARGUMENTS,
+        "apt_lock_timeout_s": {"type": "int", "default": 600},
+        "timeout_s": {"type": "int", "default": 3600},
+    }
+    run_module(arguments, work)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: MIT
+"""Prove the target kernel ready for its trial boot: see DOCUMENTATION."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: gpuhost_preflight
+short_description: Prove a kernel ready for its trial boot
+description:
+  - Read-only but for the roll file's log. One proof an entry; fails with the first proof that does not hold.
+  - In check mode the proofs are taken only where the target is installed already.
+options:
+  host_name: {description: Name of the host in the inventory., type: str, required: true}
+  run_id: {description: Name of the run., type: str, required: true}
+  plan: {description: 'The plan, which opens the roll where none is open.', type: dict}
+author: gpuhost
+attributes:
+  check_mode: {support: full, description: Says what would change and changes nothing.}
+  diff_mode: {support: none, description: Changes nothing.}
+"""
+
+RETURN = r"""
+lines: {description: What differed and was changed, a line each., returned: success, type: list, elements: str}
+"""
+
+from typing import Any
+
+from ansible.module_utils.gpuhost import preflight, steps
+from ansible.module_utils.gpuhost.documents import as_dict
+from ansible.module_utils.gpuhost.errors import Stop, blocker
+from ansible.module_utils.gpuhost.host_io import Host
+from ansible.module_utils.gpuhost.module import run_module
+from ansible.module_utils.gpuhost.rollfile import Roll
+
+
+def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
+    """Take every proof; stop at the first that does not hold."""
+
+    def prove(roll: Roll) -> steps.Done:
+        if check and not host.exists(f"/boot/vmlinuz-{roll.target}"):
+            return steps.Done(roll, changed=False, answer={"skipped_because": f"{roll.target} is not installed yet"})
+        document = preflight.prove(host, params["host_name"], params["run_id"], roll)
+        failed = preflight.first_failure(document)
+        if failed is not None and not check:
+            found = blocker(failed.cause or "", failed.name, failed.observed, failed.expected, failed.next_step)
+            raise Stop(found, (as_dict(document),))
+        lines = tuple(preflight.as_lines(document))
+        return steps.Done(roll, lines, documents=(as_dict(document),), changed=False)
+
+    roll = steps.current_roll(host, params, check)
+    return steps.run_step(host, params, check, "prepare", "prove the target ready", roll, prove)
+
+
+def main() -> None:
+    """Run as a module."""
+    run_module(dict(steps.ARGUMENTS), work)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: MIT
+"""Stop, remember, hold and hand back what runs on a host: see DOCUMENTATION."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: gpuhost_workload
+short_description: Drain a host's workloads, or hand the host back
+description:
+  - V(drained) remembers what runs in the roll file, holds autostart off, and stops it. One that does not stop in time
+    fails the drain, and what had been stopped starts again.
+  - V(handed_back) lifts the hold, starts what ran before in its order, proves that it runs, and closes the roll.
+options:
+  host_name: {description: Name of the host in the inventory., type: str, required: true}
+  run_id: {description: Name of the run., type: str, required: true}
+  plan: {description: 'The plan, for check mode.', type: dict}
+  state: {description: What to reach., type: str, choices: [drained, handed_back], required: true}
+  stage:
+    description: Stage under which a hand back is logged.
+    type: str
+    choices: [hand_back, rollback]
+    default: hand_back
+  cause: {description: 'With stage rollback: why the host goes back.', type: str}
+  sentence: {description: How the roll ended, for the roll file., type: str, default: ''}
+  timeout_s: {description: Limit for one workload to stop., type: int, default: 300}
+author: gpuhost
+attributes:
+  check_mode: {support: full, description: Says what would change and changes nothing.}
+  diff_mode: {support: none, description: The lines say it.}
+"""
+
+RETURN = r"""
+lines: {description: What differed and was changed, a line each., returned: success, type: list, elements: str}
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from ansible.module_utils.gpuhost import steps, workloads
+from ansible.module_utils.gpuhost.causes import BACK_ON_OLD, GOOD, cause
+from ansible.module_utils.gpuhost.documents import Outcome, as_dict, make_head
+from ansible.module_utils.gpuhost.errors import Stop
+from ansible.module_utils.gpuhost.host_io import Host
+from ansible.module_utils.gpuhost.module import run_module
+from ansible.module_utils.gpuhost.rollfile import Roll, closed, save
+
+
+def drain(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.Done:
+    """Remember first, hold second, stop last: a controller that dies in between leaves a roll that knows."""
+    if not roll.workloads:
+        roll = replace(roll, workloads=workloads.take_inventory(host))
+    running = [item.name for item in roll.workloads if item.name in workloads.running_containers(host)]
+    blockers = workloads.in_the_way(host)
+    if blockers:
+        raise Stop(blockers[0])
+    if check:
+        return steps.Done(roll, tuple(f"container {name} would be stopped" for name in running))
+    save(host, roll)
+    workloads.hold(host)
+    try:
+        roll, lines = workloads.drain(host, roll, params["timeout_s"])
+    except Stop:
+        workloads.release(host)
+        raise
+    return steps.Done(roll, tuple(lines))
+
+
+def hand_back(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.Done:
+    """Start what ran, lift the hold, close the roll."""
+    if check:
+        names = [item.name for item in roll.workloads or workloads.take_inventory(host) if item.was_running]
+        return steps.Done(roll, tuple(f"container {name} would be started" for name in names))
+    roll, lines = workloads.hand_back(host, roll)
+    if workloads.release(host):
+        lines.append("autostart hold lifted")
+    roll, outcome = _end(params, roll)
+    return steps.Done(roll, tuple(lines), documents=(as_dict(outcome),))
+
+
+def _end(params: dict[str, Any], roll: Roll) -> tuple[Roll, Outcome]:
+    """The roll's end: good, good on the old kernel, or stopped at a safe point, where it stays open to be resumed."""
+    sentence, why = params["sentence"], params["cause"]
+    head = make_head("outcome", params["host_name"], params["run_id"])
+    if params["stage"] != "rollback":
+        return closed(roll, "good", None, sentence), Outcome(head, "good", None, sentence, GOOD)
+    if roll.trial.boots == 0 and why:
+        return roll, Outcome(head, "stopped", why, sentence, cause(why).exit_status)
+    return closed(roll, "good_on_old", why, sentence), Outcome(head, "good_on_old", why, sentence, BACK_ON_OLD)
+
+
+def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
+    """Drain or hand back."""
+    roll = steps.current_roll(host, params, check)
+    if params["state"] == "drained":
+        name, stage, action = "stop and remember", "drain", drain
+    else:
+        name, stage, action = "start what ran before", params["stage"], hand_back
+    return steps.run_step(host, params, check, stage, name, roll, lambda now: action(host, params, check, now))
+
+
+def main() -> None:
+    """Run as a module."""
+    arguments = {
+        **steps.ARGUMENTS,
+        "state": {"type": "str", "choices": ["drained", "handed_back"], "required": True},
+        "stage": {"type": "str", "choices": ["hand_back", "rollback"], "default": "hand_back"},
+        "cause": {"type": "str"},
+        "sentence": {"type": "str", "default": ""},
+        "timeout_s": {"type": "int", "default": 300},
+    }
+    run_module(arguments, work)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Run ``gpu_checks`` where the workload runs: in a container, or on the host itself."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+from . import workloads
+from .documents import make_head
+from .errors import stop
+from .host_io import Host, Result
+
+ARCHIVE = "/var/lib/gpuhost/gpu_checks.pyz"
+HOST_TARGET = "host"
+
+# Runs inside the container: the archive comes on stdin, so that nothing of the host has to be mounted there and no
+# path inside the container is ever followed from outside. The file is gone when the checks are.
+BOOTSTRAP = """
+import os, subprocess, sys, tempfile
+with tempfile.NamedTemporaryFile(suffix=".pyz") as archive:
+    archive.write(sys.stdin.buffer.read())
+    archive.flush()
+    sys.exit(subprocess.call([sys.executable, archive.name, *sys.argv[1:]], stdin=subprocess.DEVNULL))
+"""
+
+
+def place(host: Host, archive_base64: str) -> bytes:
+    """Put the archive on the host if it is not there already; its bytes."""
+    data = base64.b64decode(archive_base64)
+    if host.read_bytes(ARCHIVE) != data:
+        host.write_atomic(ARCHIVE, data, 0o755)
+    return data
+
+
+def targets(host: Host, wanted: list[str]) -> list[str]:
+    """Where to measure: what the inventory names, else every running container with a GPU, else the host itself.
+
+    Raises Stop(gate.no_target) where containers with GPUs exist but none of them runs.
+    """
+    if wanted:
+        return wanted
+    with_gpu = [item for item in workloads.survey(host) if item["gpu"]]
+    running = [item["name"] for item in with_gpu if item["running"]]
+    if with_gpu and not running:
+        names = ", ".join(item["name"] for item in with_gpu)
+        raise stop("gate.no_target", names, "has GPUs but does not run", "running")
+    return running or [HOST_TARGET]
+
+
+def measure(host: Host, target: str, archive: bytes, checks: list[str], python: str, timeout_s: int) -> dict[str, Any]:
+    """The measurements of one target. An interpreter that is missing or fails is a measurement too: an error."""
+    arguments = [*checks, "--json", "--timeout", str(timeout_s)]
+    if target == HOST_TARGET:
+        result = host.run([python, ARCHIVE, *arguments], timeout_s=timeout_s * len(checks) + 30)
+    else:
+        # An absolute interpreter, no shell; --clear-env because the host's environment is none of the container's.
+        attach = ["lxc-attach", "-n", target, "--clear-env", "--set-var", "PATH=/usr/local/bin:/usr/bin:/bin", "--"]
+        command = [*attach, python, "-c", BOOTSTRAP, *arguments]
+        result = host.run(command, timeout_s=timeout_s * len(checks) + 30, stdin=archive)
+    return _read(result, target, checks)
+
+
+def _read(result: Result, target: str, checks: list[str]) -> dict[str, Any]:
+    try:
+        document = json.loads(result.stdout)
+        measurements = document["measurements"]
+    except (ValueError, KeyError, TypeError):
+        cause = "check.timeout" if result.rc == 124 else "check.crashed"
+        measurements = [_failed(check, cause, result.last_line) for check in checks]
+        document = {"python": None, "tool_version": None}
+    return {
+        "target": target,
+        "python": document.get("python"),
+        "tool_version": document.get("tool_version"),
+        "measurements": measurements,
+    }
+
+
+def _failed(check: str, cause: str, line: str) -> dict[str, Any]:
+    return {
+        "name": check, "value": None, "unit": None, "method": "run gpu_checks", "clock": None, "samples": None,
+        "status": "error", "cause": cause, "seconds": None, "detail": {"sentence": line},
+    }  # fmt: skip
+
+
+def document(name: str, run_id: str, answers: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """``measurements.json``."""
+    head = make_head("measurements", name, run_id)
+    return {**vars(head), "targets": answers}
