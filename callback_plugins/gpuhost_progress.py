@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from ansible import context
 from ansible.plugins.callback import CallbackBase
@@ -36,7 +36,9 @@ options:
     env:
       - name: GPUHOST_RUN_ID
   progress:
-    description: C(off) prints no progress and no path of the report; it is recorded all the same.
+    description: >-
+      C(off) prints no progress and no path of the report; it is recorded all the same. An absolute path names a file
+      that the progress is appended to instead of stderr.
     type: str
     default: "on"
     env:
@@ -57,6 +59,7 @@ try:
     from gpuhost_cli import outcomes, report
     from gpuhost_cli.progress import Expectations, ProgressClock
     from gpuhost_cli.records import Recorder, find_documents, new_run_id, one_line
+    from gpuhost_cli.show import lines_of
 except ImportError as error:
     IMPORT_ERROR: ImportError | None = error
 else:
@@ -101,7 +104,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no type
         if self._speaks:
             run_dir = self._recorder.run_dir
             expectations = Expectations.from_runs(run_dir.parent, exclude=run_dir.name)
-            self._clock = ProgressClock(sys.stderr, expectations, live=False).start()
+            self._clock = ProgressClock(self._stream(), expectations, live=False).start()
 
     def _open_run(self, playbook_name: str) -> Recorder:
         run_id = self.get_option("run_id") or new_run_id()
@@ -119,6 +122,17 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no type
     @property
     def _speaks(self) -> bool:
         return str(self.get_option("progress")).lower() not in ("off", "0", "no", "false")
+
+    def _stream(self) -> TextIO:
+        """Where progress goes: stderr, or the file that the gpuhost command follows."""
+        wanted = str(self.get_option("progress"))
+        if not wanted.startswith("/"):
+            return sys.stderr
+        try:
+            return Path(wanted).open("a", encoding="utf-8", buffering=1)  # line by line: somebody reads along
+        except OSError as error:
+            self._display.warning(f"gpuhost: {wanted}: {error.strerror}: progress goes to stderr")
+            return sys.stderr
 
     def _leave(self) -> None:
         """At exit, also after Ctrl-C: a run that did not reach its end keeps what it had."""
@@ -143,10 +157,10 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no type
         self._end_open_steps()
         self._mark_rescued(stats)
         self._recorder.finish()
-        if self._clock is not None:
-            self._clock.stop()
         if self._has_something_to_report():
             self._write_report(self._recorder.run_dir)
+        if self._clock is not None:
+            self._clock.stop()
 
     # --- events of tasks
 
@@ -199,6 +213,9 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no type
         self._close_step(host, result.task, status, message)
         if self._recorder is not None:
             self._recorder.take(host, result.result)
+        if self._clock is not None and status in ("ok", "changed"):
+            for line in lines_of(result.result, diff=bool(context.CLIARGS.get("diff"))):
+                self._clock.show(line)
 
     def _close_step(self, host: str, task: Any, status: str, message: str) -> None:
         stage, label, begun = self._started.pop(host, (self._stage(task), _label(task), time.monotonic()))
@@ -266,8 +283,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no type
         except (OSError, ValueError) as error:
             self._display.warning(f"gpuhost: the report could not be written: {error}")
             return
-        if self._speaks:
-            print(f"gpuhost: report: {path}", file=sys.stderr, flush=True)
+        if self._clock is not None:
+            self._clock.say(f"report: {path}")
 
 
 def _label(task: Any) -> str:

@@ -152,6 +152,12 @@ class ProgressClock:
             self._print(f"{self._stamp(self._clock())} {text}")
             self._draw_live(self._clock())
 
+    def show(self, text: str) -> None:
+        """Print a line as it is: what a finished step says below its own line."""
+        with _OUTPUT:
+            self._print(text)
+            self._draw_live(self._clock())
+
     def tick(self) -> None:
         """What the thread does: report each step that was not reported for the interval."""
         with _OUTPUT:

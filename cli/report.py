@@ -18,7 +18,8 @@ from gpuhost_cli.report_host import HostReport, build_host
 from gpuhost_cli.report_read import number, text, texts
 
 TEMPLATES = Path(__file__).parent / "templates"
-_CODE_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|])")
+_MARKDOWN_SPECIAL = re.compile(r"([\\`*\[\]<>|]|(?<!\w)_|_(?!\w))")
+"""What Markdown would take as markup; an underscore within a word is safe."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Report:
     run_id: str
     taken_at: str
     sentence: str
+    """The first line: how every host came out."""
+    next_step: str
     command: str
     target: str
     check_mode: bool
@@ -57,13 +60,13 @@ def build(run_dir: Path) -> Report:
     missing = list(texts(run, "record_errors"))
     if not run:
         missing.insert(0, f"{RUN_FILE}: missing or unreadable, so times, failures and exit status are not known")
-    outline = [(host.state, host.sentence, host.next_step) for host in hosts]
     return Report(
         schema=SCHEMA_PREFIX + "report",
         schema_version=1,
         run_id=run_id,
         taken_at=finished or started,
-        sentence=report_words.run_sentence(outline, finished=bool(finished)),
+        sentence=report_words.run_sentence([(host.state, host.sentence) for host in hosts], finished=bool(finished)),
+        next_step=report_words.run_next_step([(host.state, host.next_step) for host in hosts]),
         command=text(run.get("command")),
         target=text(run.get("target")),
         check_mode=run.get("check_mode") is True,
@@ -130,7 +133,7 @@ def clock_text(time: str) -> str:
 
 def markdown_text(value: object) -> str:
     """Text that Markdown shows as it is, in a table too."""
-    return _CODE_SPECIAL.sub(r"\\\1", text(value)) or "–"
+    return _MARKDOWN_SPECIAL.sub(r"\\\1", text(value)) or "–"
 
 
 def markdown_code(value: object) -> str:

@@ -47,6 +47,8 @@ class HostReport:
     """None: there was none, or it is not over (``downtime_open``)."""
     downtime_open: bool
     downtime_estimate_s: float | None
+    read_again: bool
+    """The facts were read a second time, so that what is now is known."""
     facts: tuple[Fact, ...] | None
     majors: tuple[Fact, ...]
     workloads: tuple[Workload, ...]
@@ -58,6 +60,15 @@ class HostReport:
     measurements: tuple[MeasurementRow, ...] | None
     stages: tuple[StageTime, ...]
     failures: tuple[FailureRow, ...]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The sections for which nothing was recorded."""
+        sections = {
+            "facts": self.facts, "plan": self.plan, "preflight": self.proofs, "device rules": self.rules,
+            "gate": self.verdict, "measurements": self.measurements,
+        }  # fmt: skip
+        return tuple(name for name, section in sections.items() if section is None)
 
     @property
     def leaks(self) -> tuple[RuleChange, ...]:
@@ -127,6 +138,7 @@ def build_host(host: str, state: str, documents: Documents, run: Mapping[str, An
         downtime_s=downtime_s,
         downtime_open=downtime_open,
         downtime_estimate_s=estimate,
+        read_again="facts_after" in documents,
         facts=report_facts.facts(documents) if "facts" in documents else None,
         majors=report_facts.majors(documents),
         workloads=read.workloads(roll),
@@ -176,7 +188,7 @@ class _Outline:
             kernel_now=read.text(after or ("" if roll else before or plan.get("running"))),
             target=read.text(roll.get("target") or read.sub(plan, "target").get("release")),
             cause=read.text(outcome.get("cause") or roll.get("cause")) or standing or blocked,
-            said=read.text(outcome.get("sentence") or roll.get("sentence")),
+            said=read.text(outcome.get("sentence") or roll.get("sentence")).rstrip("."),
         )
 
 
@@ -210,7 +222,8 @@ def _next_step(state: str, documents: Documents, failures: Sequence[FailureRow],
     """The most specific way out that was recorded."""
     if state in ("good", "nothing_to_do", "ok"):
         return ""
-    said = [row.next_step for row in read.blockers(documents.get("plan", {}))]
+    said = [row.next_step for row in failures if row.cause == cause]
+    said += [row.next_step for row in read.blockers(documents.get("plan", {}))]
     said += [row.next_step for row in read.proofs(documents.get("preflight", {})) if row.status != "proven"]
     said += [row.next_step for row in read.verdicts(documents.get("verdict", {})) if row.cause and row.cause == cause]
     said += [read.next_step_of(cause)]

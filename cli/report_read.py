@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from gpuhost.causes import CAUSES
@@ -186,23 +187,39 @@ def _measurement(target: str, row: Doc) -> MeasurementRow:
 
 
 def failures(entries: Iterable[Doc]) -> tuple[FailureRow, ...]:
-    """The failures of a host out of ``run.json``, the standing ones first."""
-    found = [
-        FailureRow(
-            stage=text(row.get("stage")),
-            task=text(row.get("task")),
-            cause=text(row.get("cause")),
-            object=text(row.get("object")),
-            sentence=sentence_of(text(row.get("cause"))),
-            message=text(row.get("message")).removeprefix(f"{text(row.get('cause'))}: "),
-            observed=text(row.get("observed")),
-            expected=text(row.get("expected")),
-            next_step=text(row.get("next_step")) or next_step_of(text(row.get("cause"))),
-            rescued=row.get("rescued") is True,
-        )
-        for row in entries
-    ]
-    return tuple(sorted(found, key=lambda row: row.rescued))
+    """The failures of a host out of ``run.json``, in the order in which they came.
+
+    A later failure of the same cause that observed nothing of its own (a rescue that ends in ``fail``) is folded into
+    the first one, which then counts as handled only if both are.
+    """
+    found: list[FailureRow] = []
+    for entry in entries:
+        row = _failure(entry)
+        first = next((item for item in found if item.cause == row.cause), None)
+        if first is None or row.observed:
+            found.append(row)
+            continue
+        line = f"{row.stage}: {row.message}" if row.stage else row.message
+        joined = replace(first, then=(*first.then, line), rescued=first.rescued and row.rescued)
+        found[found.index(first)] = joined
+    return tuple(found)
+
+
+def _failure(row: Doc) -> FailureRow:
+    cause = text(row.get("cause"))
+    return FailureRow(
+        stage=text(row.get("stage")),
+        task=text(row.get("task")),
+        cause=cause,
+        object=text(row.get("object")),
+        sentence=sentence_of(cause),
+        message=text(row.get("message")).removeprefix(f"{cause}: "),
+        observed=text(row.get("observed")),
+        expected=text(row.get("expected")),
+        next_step=text(row.get("next_step")) or next_step_of(cause),
+        rescued=row.get("rescued") is True,
+        then=(),
+    )
 
 
 def workloads(roll: Doc) -> tuple[Workload, ...]:

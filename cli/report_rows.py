@@ -118,6 +118,9 @@ class FailureRow:
     expected: str
     next_step: str
     rescued: bool
+    """Something later in the run has dealt with it."""
+    then: tuple[str, ...]
+    """What the same cause led to: later failures that say nothing new."""
 
 
 @dataclass(frozen=True)

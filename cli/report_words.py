@@ -46,7 +46,11 @@ GATE_TONE = {"pass": "good", "fail": "bad", "not_measured": "bad", "error": "bad
 MANY_HOSTS = 3
 """Up to this many hosts are named one by one in the first line."""
 
-_URGENT = ("needs_person", "unreachable", "good_on_old", "gate_failed", "stopped", "refused")
+URGENT = ("needs_person", "unreachable", "good_on_old", "gate_failed", "stopped", "refused")
+"""States in which something is left to do, the most urgent first."""
+
+SHORT_STATES = frozenset({"untouched", "nothing_to_do", "planned", "refused", "unreachable"})
+"""States in which most stages were not reached: their empty sections are named in one line."""
 
 
 def seconds_words(seconds: float | None) -> str:
@@ -91,7 +95,9 @@ def host_sentence(outline: Outline) -> str:
     """How one host came out: on which kernel, gated or not, with how much downtime."""
     host, on = outline.host, outline.kernel or "a kernel that was not recorded"
     gated = f"gate {GATE_WORD.get(outline.gate, outline.gate)}" if outline.gate != "not_run" else "not gated"
-    down = f"downtime {downtime_words(outline.downtime_s, outline.downtime_open)}"
+    down = f"downtime {downtime_words(outline.downtime_s, outline.downtime_open)}".replace(
+        "downtime none", "no downtime"
+    )
     why = f" ({outline.cause})" if outline.cause else ""
     target = outline.target or "another kernel"
     estimate = outline.estimate_s
@@ -112,21 +118,21 @@ def host_sentence(outline: Outline) -> str:
     return sentences.get(outline.state, f"{host}: {outline.state}{why}, kernel {on}, {gated}, {down}")
 
 
-def run_sentence(hosts: Sequence[tuple[str, str, str]], finished: bool) -> str:
-    """The report's first line out of (state, sentence, next step) per host; with many hosts counts, worst first."""
-    unfinished = "" if finished else "Not finished: the run was interrupted, or it is still going on. "
+def run_sentence(hosts: Sequence[tuple[str, str]], finished: bool) -> str:
+    """The report's first line out of (state, sentence) per host; with many hosts counts, the worst first."""
+    unfinished = "" if finished else "Not finished, the run was interrupted or is still going on: "
     if not hosts:
-        return unfinished + "No host took part in this run."
+        return unfinished + "no host took part in this run."
     if len(hosts) <= MANY_HOSTS:
-        return unfinished + "; ".join(sentence for _, sentence, _ in hosts) + "." + _what_next(hosts)
-    states = [state for state, _, _ in hosts]
-    order = [*(state for state in _URGENT if state in states), *(state for state in states if state not in _URGENT)]
+        return unfinished + "; ".join(sentence for _, sentence in hosts) + "."
+    states = [state for state, _ in hosts]
+    order = [*(state for state in URGENT if state in states), *(state for state in states if state not in URGENT)]
     counts = ", ".join(f"{states.count(state)} {STATE_WORD.get(state, state)}" for state in dict.fromkeys(order))
-    return f"{unfinished}{len(hosts)} hosts: {counts}.{_what_next(hosts)}"
+    return f"{unfinished}{len(hosts)} hosts: {counts}."
 
 
-def _what_next(hosts: Sequence[tuple[str, str, str]]) -> str:
-    urgent = [step for state in _URGENT for found, _, step in hosts if found == state and step]
-    later = [step for state, _, step in hosts if state not in _URGENT and step]
-    step = next(iter(urgent + later), "")
-    return f" Next: {step}" if step else " Nothing left to do."
+def run_next_step(hosts: Sequence[tuple[str, str]]) -> str:
+    """What to do next for the run as a whole, out of (state, next step) per host: that of the most urgent host."""
+    urgent = [step for state in URGENT for found, step in hosts if found == state and step]
+    later = [step for state, step in hosts if state not in URGENT and step]
+    return next(iter(urgent + later), "")

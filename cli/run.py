@@ -8,15 +8,19 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import ansible_runner
 from gpuhost.causes import FINDINGS, GOOD, USAGE, cause
 from gpuhost_cli import paths, records
 from gpuhost_cli.expectations import read_json
 
+PROGRESS_FILE = "progress.log"
 INVENTORY_TIMEOUT_S = 120  # an inventory script may ask a cloud
 
 
@@ -95,27 +99,52 @@ def run(request: Request) -> int:
     runs_dir = request.runs_dir.expanduser().absolute()
     run_dir = runs_dir / run_id
     run_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="gpuhost-") as private, (run_dir / "ansible.log").open("w") as log:
-        runner = ansible_runner.interface.run_command(
-            "ansible-playbook",
-            arguments(request),
+    progress = run_dir / PROGRESS_FILE
+    with tempfile.TemporaryDirectory(prefix="gpuhost-") as private, follow(progress, sys.stderr):
+        runner = ansible_runner.interface.run(
             private_data_dir=private,
-            envvars=environment(run_id, runs_dir),
-            runner_mode="subprocess",
-            output_fd=log,
-            error_fd=sys.stderr,
-            input_fd=sys.stdin,
+            playbook=str(paths.playbook(request.playbook)),
+            inventory=request.inventory or "localhost,",
+            cmdline=shlex.join(arguments(request)) or None,
+            envvars={**environment(run_id, runs_dir), "GPUHOST_PROGRESS": str(progress)},
             quiet=True,
         )
-        rc = runner.rc if hasattr(runner, "rc") else runner[2]
+        rc = int(runner.rc)
+        (run_dir / "ansible.log").write_text(runner.stdout.read())
     return exit_status(run_dir, rc, request.check)
 
 
+@contextmanager
+def follow(path: Path, stream: TextIO) -> Iterator[None]:
+    """Copy what is appended to a file to a stream while the block runs.
+
+    ansible-runner takes the playbook's terminal for its own events, so the callback writes its progress to a file.
+    """
+    done = threading.Event()
+
+    def copy() -> None:
+        with path.open("w+", encoding="utf-8") as file:
+            while True:
+                ended = done.wait(0.2)
+                text = file.read()
+                if text:
+                    stream.write(text)
+                    stream.flush()
+                elif ended:
+                    return
+
+    thread = threading.Thread(target=copy, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(timeout=5)
+
+
 def arguments(request: Request) -> list[str]:
-    """ansible-playbook's argument list."""
-    argv = [str(paths.playbook(request.playbook))]
-    argv += ["-i", request.inventory] if request.inventory is not None else ["-i", "localhost,"]
-    argv += ["--limit", request.limit] if request.limit else []
+    """ansible-playbook's options."""
+    argv = ["--limit", request.limit] if request.limit else []
     argv += ["--check", "--diff"] if request.check else []
     argv += ["-e", json.dumps(request.variables)] if request.variables else []
     argv += [f"-{'v' * request.verbosity}"] if request.verbosity else []

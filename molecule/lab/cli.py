@@ -10,7 +10,7 @@ from . import guest, lifecycle
 from .errors import LabError
 from .image import ensure_image
 from .image_root import customize
-from .machine import machine
+from .machine import known
 
 # Exit status as everywhere in gpuhost: 2 is usage, input, connection.
 EXIT_ERROR = 2
@@ -65,7 +65,7 @@ def _dispatch(options: argparse.Namespace) -> int:
         case "customize":
             customize(options.root, options.public_key.read_text())
         case "ssh":
-            argv = guest.ssh_argv(machine(options.name), options.argv, options.user)
+            argv = guest.ssh_argv(known(options.name), options.argv, options.user)
             # no limit: a person's own command, ended by ctrl-C
             return subprocess.run(argv, check=False).returncode
         case "start" | "stop" | "kill" | "down":

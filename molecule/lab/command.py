@@ -3,8 +3,10 @@
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import LabError
@@ -18,6 +20,27 @@ TAIL_LINES = 25
 def say(text: str) -> None:
     """One progress line, on stderr: stdout is for results."""
     print(f"lab: {text}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def heartbeat(step: str, expected_s: float) -> Iterator[None]:
+    """Say every HEARTBEAT_S how long a step has been going on, and at its end how long it took."""
+    started = time.monotonic()
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(HEARTBEAT_S):
+            say(f"{step}: {time.monotonic() - started:.0f} s of about {expected_s:.0f} s")
+
+    say(f"{step}: about {expected_s:.0f} s")
+    beater = threading.Thread(target=beat, daemon=True)
+    beater.start()
+    try:
+        yield
+    finally:
+        done.set()
+        beater.join()
+    say(f"{step}: done in {time.monotonic() - started:.0f} s")
 
 
 def tail(path: Path, lines: int = TAIL_LINES) -> str:
@@ -49,27 +72,21 @@ def run(argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None 
 
 
 def run_logged(argv: Sequence[str], *, step: str, log: Path, timeout_s: float, expected_s: float) -> None:
-    """Run a long command into a log file, with a progress line every HEARTBEAT_S."""
-    started = time.monotonic()
-    say(f"{step}: about {expected_s:.0f} s")
-    with log.open("ab") as out:
+    """Run a long command into a log file, with signs of life."""
+    with log.open("ab") as out, heartbeat(step, expected_s):
         try:
-            child = subprocess.Popen(
-                list(argv), env=c_locale(), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+            done = subprocess.run(
+                list(argv),
+                env=c_locale(),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                timeout=timeout_s,
+                check=False,
             )
         except FileNotFoundError as error:
             raise LabError(f"{step}: {argv[0]} is not installed") from error
-        with child:
-            while True:
-                try:
-                    status = child.wait(timeout=HEARTBEAT_S)
-                    break
-                except subprocess.TimeoutExpired:
-                    elapsed = time.monotonic() - started
-                    say(f"{step}: {elapsed:.0f} s of about {expected_s:.0f} s")
-                    if elapsed > timeout_s:
-                        child.kill()
-                        raise LabError(f"{step}: not finished after {timeout_s:.0f} s\n{tail(log)}") from None
-    if status != 0:
-        raise LabError(f"{step}: exit status {status}, log {log}\n{tail(log)}")
-    say(f"{step}: done in {time.monotonic() - started:.0f} s")
+        except subprocess.TimeoutExpired as error:
+            raise LabError(f"{step}: not finished after {timeout_s:.0f} s, log {log}\n{tail(log)}") from error
+        if done.returncode != 0:
+            raise LabError(f"{step}: exit status {done.returncode}, log {log}\n{tail(log)}")

@@ -3,9 +3,9 @@ accepts connections even when the guest is dead."""
 
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from .command import HEARTBEAT_S, c_locale, say, tail
+from .command import c_locale, heartbeat, tail
 from .errors import LabError
 from .machine import Machine
 
@@ -63,33 +63,16 @@ def boot_id(machine: Machine, limit_s: float = TRY_LIMIT_S) -> str | None:
     return done.stdout.strip() if done is not None and done.returncode == 0 else None
 
 
-def wait_for(machine: Machine, ready: Callable[[], bool], *, step: str, limit_s: float, expected_s: float) -> float:
-    """Ask until ready; gives back the seconds it took."""
-    started = last_word = time.monotonic()
-    while not ready():
-        now = time.monotonic()
-        if machine.pid() is None:
-            raise LabError(f"{machine.name}: {step}: QEMU has ended\n{tail(machine.folder / 'qemu.log')}")
-        if now - started > limit_s:
-            raise LabError(f"{machine.name}: {step}: not after {limit_s:.0f} s\n{_console(machine)}")
-        if now - last_word >= HEARTBEAT_S - TRY_LIMIT_S / 2:
-            say(f"{machine.name}: {step}: {now - started:.0f} s of about {expected_s:.0f} s")
-            last_word = now
-        time.sleep(BETWEEN_TRIES_S)
-    return time.monotonic() - started
-
-
-def wait_for_boot(machine: Machine) -> float:
+def wait_for_boot(machine: Machine) -> None:
     """Wait until the guest's ssh server runs a command."""
-    seconds = wait_for(
-        machine,
-        lambda: boot_id(machine) is not None,
-        step="boot to ssh",
-        limit_s=BOOT_LIMIT_S,
-        expected_s=BOOT_EXPECTED_S,
-    )
-    say(f"{machine.name}: up after {seconds:.0f} s, port {machine.settings.ssh_port}")
-    return seconds
+    deadline = time.monotonic() + BOOT_LIMIT_S
+    with heartbeat(f"{machine.name}: boot to ssh", BOOT_EXPECTED_S):
+        while boot_id(machine) is None:
+            if machine.pid() is None:
+                raise LabError(f"{machine.name}: QEMU has ended\n{tail(machine.folder / 'qemu.log')}")
+            if time.monotonic() > deadline:
+                raise LabError(f"{machine.name}: no ssh {BOOT_LIMIT_S:.0f} s after its start\n{_console(machine)}")
+            time.sleep(BETWEEN_TRIES_S)
 
 
 def _console(machine: Machine) -> str:

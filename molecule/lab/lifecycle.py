@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from . import guest, inventory, qemu
-from .command import say
+from .command import heartbeat, say
 from .errors import LabError
 from .image import Image, ensure_image, locked
 from .machine import (
@@ -13,6 +13,7 @@ from .machine import (
     Settings,
     all_machines,
     free_port,
+    known,
     machine,
     remove_folder,
     snapshot_folder,
@@ -24,7 +25,8 @@ MEMORY_LIMIT_MIB = 2048
 # Names of the files that a machine takes along from the image or the snapshot it is made from.
 HOST_KEY = "ssh_host_ed25519_key.pub"
 CLIENT_KEY = "id_ed25519"
-# Setting the name and starting the container take 3 s under emulation.
+# Python, hostname and lxc-start under emulation.
+INTRODUCE_EXPECTED_S = 5.0
 INTRODUCE_LIMIT_S = 90.0
 # A clean shutdown takes about 5 s, more with a container that is slow to stop.
 STOP_EXPECTED_S = 8.0
@@ -47,8 +49,8 @@ def up(name: str, *, origin: str | None, memory_mib: int, workload: bool) -> Mac
         _create(new, origin, memory_mib)
         boot(new)
         flags = ["--workload"] if workload else []
-        guest.execute(new, ["/usr/libexec/gpuhost-lab/introduce", name, *flags], INTRODUCE_LIMIT_S)
-        say(f"{name}: introduced" + (", container gpu-ct runs" if workload else ""))
+        with heartbeat(f"{name}: set the name" + (" and start gpu-ct" if workload else ""), INTRODUCE_EXPECTED_S):
+            guest.execute(new, ["/usr/libexec/gpuhost-lab/introduce", name, *flags], INTRODUCE_LIMIT_S)
     _refresh_inventory()
     return new
 
@@ -85,14 +87,13 @@ def boot(existing: Machine) -> None:
     image = Image(cache_root() / existing.settings.image)
     if not image.disk.exists():
         raise LabError(f"{existing.name}: its image {image.folder} is gone: down and up again")
-    say(f"{existing.name}: start QEMU")
     qemu.start(existing)
     guest.wait_for_boot(existing)
 
 
 def start(name: str) -> Machine:
     """Boot a machine that is off."""
-    existing = machine(name)
+    existing = known(name)
     boot(existing)
     _refresh_inventory()
     return existing
@@ -100,22 +101,23 @@ def start(name: str) -> Machine:
 
 def stop(name: str) -> None:
     """Shut down cleanly; the overlay is kept."""
-    existing = machine(name)
-    if existing.settings and existing.pid() is None:
+    existing = known(name)
+    if existing.pid() is None:
         say(f"{name} is off already")
         return
-    guest.attempt(existing, ["systemctl", "poweroff"], guest.TRY_LIMIT_S)
-    say(f"{name}: shutdown asked for, about {STOP_EXPECTED_S:.0f} s")
-    if not qemu.wait_for_exit(existing, STOP_LIMIT_S):
+    with heartbeat(f"{name}: shut down", STOP_EXPECTED_S):
+        if guest.attempt(existing, ["systemctl", "poweroff"], guest.TRY_LIMIT_S) is None:
+            # no ssh: press the button
+            qemu.monitor(existing, "system_powerdown")
+        gone = qemu.wait_for_exit(existing, STOP_LIMIT_S)
+    if not gone:
         raise LabError(f"{name}: still on {STOP_LIMIT_S:.0f} s after poweroff: gpuhost_lab kill --name {name}")
     _refresh_inventory()
 
 
 def kill(name: str) -> None:
     """Cut the power; the overlay is kept."""
-    existing = machine(name)
-    if existing.settings:
-        qemu.cut_power(existing)
+    qemu.cut_power(known(name))
     _refresh_inventory()
 
 
@@ -132,7 +134,7 @@ def down(name: str) -> None:
 
 def save(name: str, snapshot: str) -> Path:
     """Keep a machine's state under a name; the machine itself is off and goes on from there."""
-    existing = machine(name)
+    existing = known(name)
     settings = existing.settings
     target = snapshot_folder(snapshot)
     if target.exists():

@@ -68,16 +68,18 @@ class Machine:
         return self.folder / "id_ed25519"
 
     @property
+    def settings_file(self) -> Path:
+        """Its presence says that the machine is complete."""
+        return self.folder / "machine.json"
+
+    @property
     def settings(self) -> Settings:
         """What `up` wrote."""
-        path = self.folder / "machine.json"
-        if not path.exists():
-            raise LabError(f"no machine {self.name}: gpuhost_lab up --name {self.name}")
-        return Settings(**json.loads(path.read_text()))
+        return Settings(**json.loads(self.settings_file.read_text()))
 
     def write_settings(self, settings: Settings) -> None:
         """Store the settings."""
-        (self.folder / "machine.json").write_text(json.dumps(asdict(settings), indent=2) + "\n")
+        self.settings_file.write_text(json.dumps(asdict(settings), indent=2) + "\n")
 
     def pid(self) -> int | None:
         """QEMU's process id, None when it does not run."""
@@ -97,6 +99,14 @@ def machine(name: str) -> Machine:
     return Machine(state_root() / "machines" / name)
 
 
+def known(name: str) -> Machine:
+    """The machine of that name, which must exist."""
+    found = machine(name)
+    if not found.settings_file.exists():
+        raise LabError(f"no machine {name}: gpuhost_lab up --name {name}")
+    return found
+
+
 def snapshot_folder(name: str) -> Path:
     """Where a saved state of that name is."""
     if not NAME.fullmatch(name):
@@ -108,7 +118,7 @@ def all_machines() -> Iterator[Machine]:
     """Every machine of this state folder, in order of name."""
     folder = state_root() / "machines"
     for path in sorted(folder.iterdir()) if folder.exists() else ():
-        if (path / "machine.json").exists():
+        if Machine(path).settings_file.exists():
             yield Machine(path)
 
 

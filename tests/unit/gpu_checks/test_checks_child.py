@@ -9,15 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpu_checks import child as child_module
 from gpu_checks import processes
-from gpu_checks.child import Heard, hear, last_line
 from gpu_checks.measurement import Measurement
 from gpu_checks.registry import Check, Options
-from gpu_checks.runner import ending, run_check
+from gpu_checks.runner import run_check
 
 ROOT = Path(__file__).resolve().parents[3]
 ONE = Measurement("x", 1, "us", "m", "measured", None, 0.0)
@@ -242,24 +239,6 @@ def test_files_do_not_leak():
     for _ in range(3):
         run(lambda _options, report: report.add(ONE))
     assert len(os.listdir("/proc/self/fd")) == len(before)
-
-
-@given(st.binary())
-def test_any_line_can_be_heard(line):
-    heard = Heard()
-    hear(heard, line)
-    assert heard.measurements == []
-
-
-def test_last_line_skips_empty_ones():
-    assert last_line(b"one\n  two \n\n \n") == "two"
-    assert last_line(b"") == ""
-
-
-def test_ending_in_words():
-    assert ending(None) == "it could not be waited for"
-    assert ending(256) == "exit status 1"
-    assert ending(9) == "killed by SIGKILL"
 
 
 SCRIPT = """

@@ -79,20 +79,26 @@ def test_a_full_disk_gives_a_sentence(archive):
     assert "could not be written" in done.stderr
 
 
-def test_without_a_driver_the_answer_is_quick(archive):
-    if "nvidia" in Path("/proc/devices").read_text():
-        pytest.skip("this machine has the driver")
-    # Processor time of the best of five, interpreter included: the limit is for us, not for a neighbour's load.
+def processor_seconds(command):
+    """User and system time of the best of five runs of a command, its children included."""
     times = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = run(archive, "device_access", "--json", python=os.path.realpath(sys.executable))
+        subprocess.run(command, stdout=subprocess.DEVNULL, cwd="/", check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    whole = json.loads(done.stdout)["measurements"][-1]
+    return min(times)
+
+
+def test_without_a_driver_the_answer_is_quick(archive):
+    if "nvidia" in Path("/proc/devices").read_text():
+        pytest.skip("this machine has the driver")
+    whole = json.loads(run(archive, "device_access", "--json").stdout)["measurements"][-1]
     assert (whole["name"], whole["status"], whole["cause"]) == ("device_access", "error", "driver.not_loaded")
-    assert min(times) < 0.2
-    assert whole["seconds"] < 0.1
+    # The limit is for our work: neither for a neighbour's load nor for what this interpreter's site does at its start.
+    python = os.path.realpath(sys.executable)
+    ours = processor_seconds([python, str(archive), "device_access"]) - processor_seconds([python, "-c", "pass"])
+    assert ours < 0.2
 
 
 def test_same_sources_same_bytes(archive, tmp_path):

@@ -65,3 +65,5 @@ def test_whole_command_in_a_private_dev(script, expected):
     seen = private_dev(script)
     assert (seen["device_access"]["status"], seen["device_access"]["cause"]) == ("error", expected)
     assert seen["device_access.nvidiactl"]["cause"] == expected
+    if "nodev" in script:
+        assert "mounted nodev" in seen["device_access"]["detail"]["message"]

@@ -1,0 +1,121 @@
+"""``make test``: every step with its own clock, so that a quiet step is never taken for a dead one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+TIMES = ROOT / "build" / "test-times.json"
+PYTHON_FOLDERS = ["module_utils/gpuhost", "library", "action_plugins", "callback_plugins", "cli", "gpu_checks"]
+TICK_S = 10
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command. ``expected_s`` is from a machine of two cores; the last run's own time is taken where known."""
+
+    name: str
+    argv: list[str]
+    expected_s: float
+    group: str
+
+
+def tool(name: str, *arguments: str) -> list[str]:
+    """A program of the virtual environment."""
+    return [str(BIN / name), *arguments]
+
+
+def pytest(*arguments: str) -> list[str]:
+    """pytest, which names every slow test at its end."""
+    return tool("python", "-m", "pytest", "-p", "no:cacheprovider", "--durations=8", *arguments)
+
+
+STEPS = [
+    Step("ruff", tool("ruff", "check", "."), 2, "lint"),
+    Step("types", tool("mypy", *PYTHON_FOLDERS), 30, "lint"),
+    Step("types of the lab", tool("mypy", "--namespace-packages", "-p", "molecule.lab"), 10, "lint"),
+    Step("yamllint", tool("yamllint", "--strict", "."), 5, "lint"),
+    Step("ansible-lint", tool("ansible-lint", "--offline", "--strict"), 60, "lint"),
+    Step("floor 3.10 of the host's Python", tool("vermin", "-q", "-t=3.10-", "--no-tips", "library", "module_utils"), 5, "lint"),
+    Step("floor 3.9 of the workload's Python", tool("vermin", "-q", "-t=3.9-", "--no-tips", "gpu_checks"), 5, "lint"),
+    Step("generated pages are up to date", tool("python", "-m", "gpuhost_cli.docs", "--check"), 2, "lint"),
+    Step("units", pytest("tests/unit", "-q", "--timeout", "300"), 60, "unit"),
+    Step("plays", pytest("tests/integration", "-q", "--timeout", "600"), 120, "play"),
+    Step("lab", pytest("tests/lab", "-v", "--timeout", "2400"), 1500, "lab"),
+]
+
+
+def read_times() -> dict[str, float]:
+    """Seconds that each step took last time."""
+    try:
+        return dict(json.loads(TIMES.read_text()))
+    except (OSError, ValueError):
+        return {}
+
+
+def stamp(seconds: float) -> str:
+    """Minutes and seconds."""
+    return f"{int(seconds) // 60:2d}:{int(seconds) % 60:02d}"
+
+
+def run_step(step: Step, begun: float, expected: float) -> tuple[int, float]:
+    """Run one step; a line of the clock at its begin, every ten seconds, and at its end."""
+    started = time.monotonic()
+    done = threading.Event()
+
+    def say(text: str) -> None:
+        now = time.monotonic()
+        print(f"[{stamp(now - begun)}] {step.name}: {text}", flush=True)
+
+    def tick() -> None:
+        while not done.wait(TICK_S):
+            say(f"{stamp(time.monotonic() - started)} of about {stamp(expected)}")
+
+    say(f"begins, about {stamp(expected)}")
+    clock = threading.Thread(target=tick, daemon=True)
+    clock.start()
+    try:
+        rc = subprocess.run(step.argv, cwd=ROOT, check=False).returncode
+    finally:
+        done.set()
+        clock.join()
+    seconds = time.monotonic() - started
+    say(f"{'ok' if rc == 0 else f'FAILED with {rc}'} after {stamp(seconds)}")
+    return rc, seconds
+
+
+def main() -> int:
+    """Run the steps; all of a group that failed are shown, later groups are not begun."""
+    made = argparse.ArgumentParser(description=__doc__)
+    made.add_argument("--only", action="append", choices=sorted({step.group for step in STEPS}))
+    made.add_argument("--full", action="store_true", help="the long scenarios too")
+    options = made.parse_args()
+    steps = [step for step in STEPS if not options.only or step.group in options.only]
+    if options.full:
+        steps.append(Step("long scenarios", pytest("tests/lab", "-v", "--full", "--timeout", "7200"), 3600, "full"))
+    begun, times, failed, group = time.monotonic(), read_times(), [], ""
+    for step in steps:
+        if failed and step.group != group:
+            break
+        group = step.group
+        rc, seconds = run_step(step, begun, times.get(step.name, step.expected_s))
+        if rc != 0:
+            failed.append(step.name)
+        else:
+            times[step.name] = round(seconds, 1)
+    TIMES.parent.mkdir(exist_ok=True)
+    TIMES.write_text(json.dumps(times, indent=2) + "\n")
+    print(f"make test: {stamp(time.monotonic() - begun)}: " + (f"FAILED: {', '.join(failed)}" if failed else "all steps ok"))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""Install the Debian packages that lab and tests need, or say exactly which command needs root. Standard library."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+PROGRAMS = {
+    "mmdebstrap": "mmdebstrap",
+    "qemu-system-x86_64": "qemu-system-x86",
+    "qemu-img": "qemu-utils",
+    "mcopy": "mtools",
+    "mkfs.vfat": "dosfstools",
+    "sfdisk": "fdisk",
+    "mke2fs": "e2fsprogs",
+    "ssh": "openssh-client",
+    "ssh-keygen": "openssh-client",
+    "unshare": "util-linux",
+}
+FILES = {"/usr/share/OVMF/OVMF_CODE.fd": "ovmf", "/usr/share/OVMF/OVMF_CODE_4M.fd": "ovmf"}
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:" + os.environ.get("PATH", "")
+
+
+def missing() -> list[str]:
+    """Names of the packages that are not installed, sorted."""
+    wanted = {package for program, package in PROGRAMS.items() if shutil.which(program, path=PATH) is None}
+    if not any(os.path.exists(path) for path in FILES):
+        wanted |= set(FILES.values())
+    return sorted(wanted)
+
+
+def main() -> int:
+    """Install what is missing where this process may; else print the command and end with 2."""
+    packages = missing()
+    if not packages:
+        return 0
+    install = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
+    if os.geteuid() != 0:
+        print(f"The lab needs packages that are not installed. As root: {' '.join(install)}", file=sys.stderr)
+        return 2
+    if shutil.which("apt-get") is None:
+        print(f"The lab needs these Debian packages: {' '.join(packages)}", file=sys.stderr)
+        return 2
+    print(f"Installing for the lab: {' '.join(packages)}", flush=True)
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for argv in (["apt-get", "-q", "update"], install):
+        result = subprocess.run(argv, env=environment, check=False, stdout=subprocess.DEVNULL)
+        if result.returncode != 0:
+            print(f"{' '.join(argv)} ended with {result.returncode}", file=sys.stderr)
+            return 2
+    still = missing()
+    if still:
+        print(f"Still missing after the installation: {' '.join(still)}", file=sys.stderr)
+    return 2 if still else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
