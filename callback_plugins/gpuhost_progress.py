@@ -67,6 +67,9 @@ else:
 
 STAGE_TAGS = frozenset(() if IMPORT_ERROR else (*STAGES, "rollback"))
 REPORTED_KINDS = frozenset({"plan", "roll", "verdict", "outcome"})
+ARGUMENT_CHECK = "Validating arguments against arg spec"
+"""Ansible's own task before each role: it takes no time and says something only where it fails."""
+
 FOLLOW_UP_ACTIONS = frozenset({"fail", "assert", "ansible.builtin.fail", "ansible.builtin.assert"})
 """Actions that can't carry a cause of their own: they say again what an earlier, rescued step has found."""
 
@@ -144,20 +147,20 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no type
     def v2_playbook_on_play_start(self, play: Any) -> None:
         """Name the play's hosts: those of later batches too, so that an untouched host is known as such."""
         self._play_name = one_line(play.get_name())
-        if self._recorder is None:
-            return
-        hosts = play.get_variable_manager().get_vars(play=play).get("ansible_play_hosts_all", [])
-        for host in hosts:
-            self._recorder.host(str(host))
+        if self._recorder is not None:
+            for host in play.get_variable_manager().get_vars(play=play).get("ansible_play_hosts_all", []):
+                self._recorder.host(str(host))
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
         """The end: which failures were rescued, ``run.json``, the report."""
         if self._recorder is None:
             return
-        self._end_open_steps()
+        for host in list(self._started):
+            self._end_open_step(host)
         self._mark_rescued(stats)
         self._recorder.finish()
-        if self._has_something_to_report():
+        kinds: set[str] = set().union(*(self._recorder.documents(host) for host in self._recorder.hosts))
+        if self._recorder.record["failures"] or REPORTED_KINDS & kinds:
             self._write_report(self._recorder.run_dir)
         if self._clock is not None:
             self._clock.stop()
@@ -169,6 +172,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no type
         name = host.get_name()
         self._end_open_step(name)
         stage, label = self._stage(task), _label(task)
+        if label.startswith(ARGUMENT_CHECK):
+            return
         self._started[name] = (stage, label, time.monotonic())
         if self._clock is not None:
             self._clock.begin(name, stage, label)
@@ -197,9 +202,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no type
     def v2_runner_retry(self, result: Any) -> None:
         """A step is tried again: said, as it explains the time that it takes."""
         if self._clock is not None:
-            attempt, attempts = result.result.get("attempts"), result.result.get("retries")
             label = f"{result.host.get_name()} {self._stage(result.task)}: {_label(result.task)}"
-            self._clock.say(f"{label} … try {attempt} of {attempts}")
+            self._clock.say(f"{label} … try {result.result.get('attempts')} of {result.result.get('retries')}")
 
     # --- what they share
 
@@ -210,7 +214,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no type
 
     def _end(self, result: Any, status: str, message: str = "") -> None:
         host = result.host.get_name()
-        self._close_step(host, result.task, status, message)
+        if status == "failed" or not _label(result.task).startswith(ARGUMENT_CHECK):
+            self._close_step(host, result.task, status, message)
         if self._recorder is not None:
             self._recorder.take(host, result.result)
         if self._clock is not None and status in ("ok", "changed"):
@@ -229,10 +234,6 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no type
         """A host that begins a step, or the end of the run, ends what has sent no result (some includes)."""
         if host in self._started:
             self._close_step(host, None, "ok", "")
-
-    def _end_open_steps(self) -> None:
-        for host in list(self._started):
-            self._end_open_step(host)
 
     def _note_failures(self, result: Any) -> None:
         """One failure for each item of a loop that has failed, with its own cause."""
@@ -269,14 +270,6 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no type
                 for entry in entries:
                     entry["rescued"] = True
 
-    def _has_something_to_report(self) -> bool:
-        recorder = self._recorder
-        if recorder is None:
-            return False
-        return bool(recorder.record["failures"]) or any(
-            REPORTED_KINDS & recorder.documents(host).keys() for host in recorder.hosts
-        )
-
     def _write_report(self, run_dir: Path) -> None:
         try:
             path = report.write(run_dir)
@@ -293,8 +286,7 @@ def _label(task: Any) -> str:
 
 
 def _message(data: dict[str, Any]) -> str:
-    line: str = one_line(data.get("msg") or data.get("censored") or "", 1000)
-    return line
+    return str(one_line(data.get("msg") or data.get("censored") or "", 1000))
 
 
 def _cause(data: dict[str, Any]) -> Any:

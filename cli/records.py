@@ -183,10 +183,11 @@ class Recorder:
 
     def _take_document(self, host: str, kind: str, document: dict[str, Any]) -> None:
         self.host(host)
-        first = kind not in self._documents[host]
+        folder = self.run_dir / safe_name(host)
+        again = kind in self._documents[host] or (folder / f"{kind}.json").exists()
         self._documents[host][kind] = document
-        name = "facts_after" if kind == "facts" and not first else kind
-        self._write(self.run_dir / safe_name(host) / f"{name}.json", document)
+        name = "facts_after" if kind == "facts" and again else kind
+        self._write(folder / f"{name}.json", document)
 
     def task(self, host: str, stage: str, task: str, *, seconds: float, status: str, message: str = "") -> None:
         """A step that has ended on a host: ok, changed, failed, skipped or unreachable."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -104,6 +105,7 @@ def render_markdown(report: Report) -> str:
     return re.sub(r"\n{3,}", "\n\n", page).strip() + "\n"
 
 
+@functools.cache
 def _environment(*, html: bool) -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),

@@ -166,7 +166,7 @@ def measurements(document: Doc) -> tuple[MeasurementRow, ...]:
 
 
 def _measurement(target: str, row: Doc) -> MeasurementRow:
-    samples = sub(row, "samples")
+    samples, said = sub(row, "samples"), sub(row, "detail")
     status = text(row.get("status")) or "not_measured"
     low, high, count = (number(samples.get(key)) for key in ("p20", "p80", "n"))
     spread = f"{low:g} to {high:g}" if low is not None and high is not None else ""
@@ -182,7 +182,7 @@ def _measurement(target: str, row: Doc) -> MeasurementRow:
         clock=text(row.get("clock")),
         status=status,
         cause=text(row.get("cause")),
-        detail=text(row.get("detail")),
+        detail=text(said.get("sentence") or said.get("message") or row.get("detail")),
     )
 
 

@@ -46,7 +46,9 @@ def environment(run_id: str, runs_dir: Path) -> dict[str, str]:
     """What the playbook's process gets on top of ours."""
     return {
         "ANSIBLE_CONFIG": str(paths.ROOT / "ansible.cfg"),
-        "ANSIBLE_FORCE_COLOR": "0",
+        "ANSIBLE_NOCOLOR": "1",
+        # ansible-runner sets this variable for its own callback, and with it hides the configuration's folder
+        "ANSIBLE_CALLBACK_PLUGINS": str(paths.ROOT / "callback_plugins"),
         "GPUHOST_RUN_ID": run_id,
         "GPUHOST_RUNS_DIR": str(runs_dir),
         "GPUHOST_COMMAND": shlex.join(["gpuhost", *sys.argv[1:]]),
@@ -104,7 +106,7 @@ def run(request: Request) -> int:
         runner = ansible_runner.interface.run(
             private_data_dir=private,
             playbook=str(paths.playbook(request.playbook)),
-            inventory=request.inventory or "localhost,",
+            inventory=inventory_source(request.inventory),
             cmdline=shlex.join(arguments(request)) or None,
             envvars={**environment(run_id, runs_dir), "GPUHOST_PROGRESS": str(progress)},
             quiet=True,
@@ -142,6 +144,13 @@ def follow(path: Path, stream: TextIO) -> Iterator[None]:
         thread.join(timeout=5)
 
 
+def inventory_source(inventory: str | None) -> str:
+    """The inventory as ansible-runner can take it: it looks for a relative path in a folder of its own."""
+    if inventory is None:
+        return "localhost,"
+    return inventory if "," in inventory else str(Path(inventory).absolute())
+
+
 def arguments(request: Request) -> list[str]:
     """ansible-playbook's options."""
     argv = ["--limit", request.limit] if request.limit else []
@@ -155,9 +164,8 @@ def exit_status(run_dir: Path, rc: int, check: bool) -> int:
     """What the run's record says; where there is none, ansible-playbook itself could not begin."""
     record = read_json(run_dir / records.RUN_FILE)
     if record is None or record.get("exit_status") is None:
-        print(
-            f"gpuhost: ansible-playbook ended with {rc} before it began; see {run_dir / 'ansible.log'}", file=sys.stderr
-        )
+        log = run_dir / "ansible.log"
+        print(f"gpuhost: ansible-playbook did not begin: {_first_error(log.read_text())} (log: {log})", file=sys.stderr)
         return USAGE
     status = int(record["exit_status"])
     if status == GOOD and check and any(task["status"] == "changed" for task in record["tasks"]):

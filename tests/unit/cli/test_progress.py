@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gpuhost_cli.progress import Expectations, ProgressClock, duration, elapsed_text
@@ -25,8 +26,8 @@ class Time:
         return self.now
 
 
-def clock_at(stream: io.StringIO, hand: Time, **kwargs: object) -> ProgressClock:
-    return ProgressClock(stream, clock=hand, **kwargs)  # type: ignore[arg-type]
+def clock_at(stream: io.StringIO, hand: Time, **kwargs: Any) -> ProgressClock:
+    return ProgressClock(stream, clock=hand, **kwargs)
 
 
 @pytest.mark.parametrize(
@@ -146,10 +147,16 @@ def test_a_stream_without_unicode_gets_ascii() -> None:
 def test_the_thread_prints_by_itself_and_ends_with_the_block() -> None:
     stream = io.StringIO()
     before = threading.active_count()
-    with pytest.raises(RuntimeError), ProgressClock(stream, interval_s=0.05) as clock:
-        clock.begin("lab1", "gate", "Measure")
-        time.sleep(0.3)
-        raise RuntimeError
+    clock = ProgressClock(stream, interval_s=0.05)
+
+    def work() -> None:
+        with clock:
+            clock.begin("lab1", "gate", "Measure")
+            time.sleep(0.3)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        work()
     assert len(stream.getvalue().splitlines()) >= 3
     assert threading.active_count() == before
     size = len(stream.getvalue())
