@@ -15,6 +15,7 @@ from ansible.errors import AnsibleConnectionFailure, AnsibleError
 from ansible.plugins.action import ActionBase
 
 BOOT_ID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
+ANSWERS = "ssh answers"
 PAUSE_S = 2
 """A host that is back is noticed within 3 s: the pause and one ssh handshake."""
 
@@ -40,16 +41,18 @@ class ActionModule(ActionBase):
             self._connection.reset()
             result = self._low_level_execute_command("cat /proc/sys/kernel/random/boot_id", sudoable=False)
         except (AnsibleConnectionFailure, AnsibleError) as error:
-            return None, str(error).splitlines()[0]
+            return None, _last_line(str(error)) or type(error).__name__
         found = BOOT_ID.search(result.get("stdout", ""))
         # Only a text of a boot id's shape counts: a dying host may answer with anything.
         if result.get("rc") == 0 and found:
-            return found.group(0), "ssh answers"
-        return None, str(result.get("stderr") or result.get("stdout") or "no answer").strip().splitlines()[-1]
+            return found.group(0), ANSWERS
+        return None, _last_line(f"{result.get('stdout', '')}\n{result.get('stderr', '')}") or "no answer"
 
     def _failed(self, before: str, limit: float, answer: str) -> dict[str, Any]:
         host = self._task.args["host_name"]
         next_step = "Look at its console; the next power cycle boots the old kernel."
+        if answer == ANSWERS:
+            next_step = "It answers, but has not rebooted: look at systemctl list-jobs on the host."
         return {
             "failed": True,
             "msg": f"trial.not_back: {host}: no new boot id within {limit:.0f} s (last: {answer}): {next_step}",
@@ -59,3 +62,8 @@ class ActionModule(ActionBase):
             "expected": f"a new boot id within {limit:.0f} s",
             "next_step": next_step,
         }
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

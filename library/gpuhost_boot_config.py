@@ -57,8 +57,7 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
         )
         return steps.Done(roll, tuple(lines), diffs)
 
-    roll = steps.current_roll(host, params, check)
-    return steps.run_step(host, params, check, "prepare", "configure the target's boot", roll, configure)
+    return steps.run_step(host, params, check, "prepare", "configure the target's boot", configure)
 
 
 def main() -> None:

@@ -43,9 +43,6 @@ from ansible.module_utils.gpuhost.host_io import Host
 from ansible.module_utils.gpuhost.module import run_module
 from ansible.module_utils.gpuhost.rollfile import Roll, load, save
 
-RUNNING = "/proc/sys/kernel/osrelease"
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
-
 
 def hold(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.Done:
     """Record the fallback once, then make it the explicit default."""
@@ -54,6 +51,7 @@ def hold(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.D
     roll = replace(roll, fallback=fallback)
     if not check:
         save(host, roll)
+        trial.clear_own_one_shot(host, roll)
         devices.write_record(host, devices.read_record(host) or roll.majors_before)
         trial.hold_fallback(host, fallback)
     differs = before != after
@@ -66,8 +64,8 @@ def hold(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.D
 
 def boot_trial(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.Done:
     """One boot of the target, unless it runs already."""
-    boot_id = host.read_line(BOOT_ID)
-    if host.read_line(RUNNING) == roll.target:
+    boot_id = host.read_line(trial.BOOT_ID)
+    if host.read_line(trial.RUNNING) == roll.target:
         return steps.Done(roll, answer={"rebooting": False, "boot_id": boot_id})
     if not params["allowed"]:
         raise stop("roll.reboot_not_allowed", params["host_name"], "host_reboot_allowed is not set", "true")
@@ -102,12 +100,12 @@ def undo(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.D
 def boot_fallback(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.Done:
     """Undo, and leave the trial's kernel where it runs."""
     lines = [] if check else trial.undo(host, roll)
-    running = host.read_line(RUNNING)
+    running = host.read_line(trial.RUNNING)
     answer = {
         "rebooting": False,
         "roll_open": True,
         "trial_booted": roll.trial.boots > 0,
-        "boot_id": host.read_line(BOOT_ID),
+        "boot_id": host.read_line(trial.BOOT_ID),
     }
     if running != roll.running_before and not check:
         lines.append(f"rebooting from {running} to {roll.running_before}")
@@ -137,8 +135,10 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
     if params["action"] == "boot_fallback" and not is_open(load(host)):
         # What failed came before the roll was opened: nothing has to be taken back.
         return {"changed": False, "rebooting": False, "roll_open": False, "trial_booted": False, "boot_id": ""}
-    roll = steps.current_roll(host, params, check, may_open=params["action"] == "hold")
-    return steps.run_step(host, params, check, stage, step, roll, lambda now: action(host, params, check, now))
+    opens = params["action"] == "hold"
+    return steps.run_step(
+        host, params, check, stage, step, lambda roll: action(host, params, check, roll), may_open=opens
+    )
 
 
 def main() -> None:

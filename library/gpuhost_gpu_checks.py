@@ -70,7 +70,7 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
         return steps.Done(now, tuple(lines), documents=(found,), answer={"targets": answers, "kernel": release})
 
     if roll is not None and roll.is_open:
-        return steps.run_step(host, params, check, "gate", "measure", roll, gate)
+        return steps.run_step(host, params, check, "gate", "measure", gate)
     answers = measure(host, params)
     found = check_runner.document(params["host_name"], params["run_id"], answers)
     return {"changed": False, "targets": answers, "kernel": release, "gpuhost_documents": [found]}

@@ -18,7 +18,7 @@ options:
 author: gpuhost
 attributes:
   check_mode: {support: full, description: Says what would change and changes nothing.}
-  diff_mode: {support: full, description: Lists the packages.}
+  diff_mode: {support: none, description: RV(lines) lists the packages.}
 """
 
 RETURN = r"""
@@ -39,15 +39,13 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
 
     def install(roll: Roll) -> steps.Done:
         target = Target(**roll.plan["target"])
+        lines = [] if check else packages.finish_interrupted(host, params["timeout_s"])
         simulation = packages.simulate(host, target, params["apt_lock_timeout_s"])
         if simulation.changes and not check:
             packages.install(host, target, params["apt_lock_timeout_s"], params["timeout_s"])
-        text = "".join(f"{line}\n" for line in simulation.lines)
-        diff = ({"before_header": "dpkg", "after_header": "apt", "before": "", "after": text},) if text else ()
-        return steps.Done(roll, simulation.lines, diff)
+        return steps.Done(roll, (*lines, *simulation.lines))
 
-    roll = steps.current_roll(host, params, check)
-    return steps.run_step(host, params, check, "prepare", "install kernel and headers", roll, install)
+    return steps.run_step(host, params, check, "prepare", "install kernel and headers", install)
 
 
 def main() -> None:

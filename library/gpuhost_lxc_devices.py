@@ -47,7 +47,7 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
         return steps.Done(now, found.lines, found.diffs, (found.document,))
 
     if roll is not None and roll.is_open:
-        return steps.run_step(host, params, check, params["stage"], "device rules by driver name", roll, reconcile)
+        return steps.run_step(host, params, check, params["stage"], "device rules by driver name", reconcile)
     found = devices.reconcile_host(host, name, run_id, presumed, check)
     return {
         "changed": found.changed,

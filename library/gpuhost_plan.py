@@ -16,6 +16,7 @@ options:
   reboot_allowed: {description: The inventory's consent to a reboot., type: bool, default: false}
   needs_reboot: {description: False where only what needs no downtime is asked for., type: bool, default: true}
   gate_required: {description: Checks that the host must pass., type: list, elements: str, default: []}
+  gate_targets: {description: 'Where the gate is to measure, if named.', type: list, elements: str, default: []}
   cmdline: {description: Kernel arguments to set; null removes a key and an empty string is a bare flag., type: dict,
             default: {}}
   modprobe_options: {description: Module options to set by module and key., type: dict, default: {}}
@@ -46,6 +47,7 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
         target=params["target"],
         reboot_allowed=params["reboot_allowed"],
         gate_required=tuple(params["gate_required"]),
+        gate_targets=tuple(params["gate_targets"]),
         cmdline={key: None if value is None else str(value) for key, value in params["cmdline"].items()},
         modprobe_options={
             module: {key: str(value) for key, value in options.items()}
@@ -72,6 +74,7 @@ def main() -> None:
             "reboot_allowed": {"type": "bool", "default": False},
             "needs_reboot": {"type": "bool", "default": True},
             "gate_required": {"type": "list", "elements": "str", "default": []},
+            "gate_targets": {"type": "list", "elements": "str", "default": []},
             "cmdline": {"type": "dict", "default": {}},
             "modprobe_options": {"type": "dict", "default": {}},
             "retry_trial": {"type": "bool", "default": False},

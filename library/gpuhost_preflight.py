@@ -48,8 +48,7 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
         lines = tuple(preflight.as_lines(document))
         return steps.Done(roll, lines, documents=(as_dict(document),), changed=False)
 
-    roll = steps.current_roll(host, params, check)
-    return steps.run_step(host, params, check, "prepare", "prove the target ready", roll, prove)
+    return steps.run_step(host, params, check, "prepare", "prove the target ready", prove)
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ options:
     type: str
     choices: [hand_back, rollback]
     default: hand_back
+  failed: {description: 'With stage rollback: something failed, it is no choice.', type: bool, default: false}
   cause: {description: 'With stage rollback: why the host goes back.', type: str}
   sentence: {description: How the roll ended, for the roll file., type: str, default: ''}
   timeout_s: {description: Limit for one workload to stop., type: int, default: 300}
@@ -40,7 +41,7 @@ from typing import Any
 from ansible.module_utils.gpuhost import steps, workloads
 from ansible.module_utils.gpuhost.causes import BACK_ON_OLD, GOOD, cause
 from ansible.module_utils.gpuhost.documents import Outcome, as_dict, make_head
-from ansible.module_utils.gpuhost.errors import Stop
+from ansible.module_utils.gpuhost.errors import Stop, stop
 from ansible.module_utils.gpuhost.host_io import Host
 from ansible.module_utils.gpuhost.module import run_module
 from ansible.module_utils.gpuhost.rollfile import Roll, closed, save
@@ -48,8 +49,7 @@ from ansible.module_utils.gpuhost.rollfile import Roll, closed, save
 
 def drain(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.Done:
     """Remember first, hold second, stop last: a controller that dies in between leaves a roll that knows."""
-    if not roll.workloads:
-        roll = replace(roll, workloads=workloads.take_inventory(host))
+    roll = replace(roll, workloads=workloads.remembered(host, roll))
     running = [item.name for item in roll.workloads if item.name in workloads.running_containers(host)]
     blockers = workloads.in_the_way(host)
     if blockers:
@@ -71,9 +71,16 @@ def hand_back(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> st
     if check:
         names = [item.name for item in roll.workloads or workloads.take_inventory(host) if item.was_running]
         return steps.Done(roll, tuple(f"container {name} would be started" for name in names))
-    roll, lines = workloads.hand_back(host, roll)
+    back = params["stage"] == "rollback"
+    running = host.read_line("/proc/sys/kernel/osrelease")
+    if back and running != roll.running_before:
+        raise stop("trial.wrong_kernel", "uname -r", running, roll.running_before)
+    roll, lines, failed = workloads.hand_back(host, roll)
     if workloads.release(host):
         lines.append("autostart hold lifted")
+    if failed:
+        save(host, roll)
+        raise Stop(failed[0])
     roll, outcome = _end(params, roll)
     return steps.Done(roll, tuple(lines), documents=(as_dict(outcome),))
 
@@ -84,19 +91,22 @@ def _end(params: dict[str, Any], roll: Roll) -> tuple[Roll, Outcome]:
     head = make_head("outcome", params["host_name"], params["run_id"])
     if params["stage"] != "rollback":
         return closed(roll, "good", None, sentence), Outcome(head, "good", None, sentence, GOOD)
-    if roll.trial.boots == 0 and why:
+    if roll.trial.boots == 0 and params["failed"]:
+        why = why or "host.module_failed"
         return roll, Outcome(head, "stopped", why, sentence, cause(why).exit_status)
-    return closed(roll, "good_on_old", why, sentence), Outcome(head, "good_on_old", why, sentence, BACK_ON_OLD)
+    if roll.trial.boots == 0:
+        return closed(roll, "rolled_back", None, sentence), Outcome(head, "good_on_old", None, sentence, GOOD)
+    status = BACK_ON_OLD if params["failed"] else GOOD
+    return closed(roll, "good_on_old", why, sentence), Outcome(head, "good_on_old", why, sentence, status)
 
 
 def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Drain or hand back."""
-    roll = steps.current_roll(host, params, check)
     if params["state"] == "drained":
         name, stage, action = "stop and remember", "drain", drain
     else:
         name, stage, action = "start what ran before", params["stage"], hand_back
-    return steps.run_step(host, params, check, stage, name, roll, lambda now: action(host, params, check, now))
+    return steps.run_step(host, params, check, stage, name, lambda roll: action(host, params, check, roll))
 
 
 def main() -> None:
@@ -105,6 +115,7 @@ def main() -> None:
         **steps.ARGUMENTS,
         "state": {"type": "str", "choices": ["drained", "handed_back"], "required": True},
         "stage": {"type": "str", "choices": ["hand_back", "rollback"], "default": "hand_back"},
+        "failed": {"type": "bool", "default": False},
         "cause": {"type": "str"},
         "sentence": {"type": "str", "default": ""},
         "timeout_s": {"type": "int", "default": 300},

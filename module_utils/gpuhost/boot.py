@@ -116,6 +116,15 @@ def entry_files(state: BootState, entry: systemd_boot.Entry) -> list[str]:
     ]
 
 
+def stale_copies(host: Host, state: BootState, entry: systemd_boot.Entry, release: str) -> list[str]:
+    """Files of an entry on the ESP that are not byte for byte kernel and initrd in /boot; a power cut leaves such."""
+    pairs = zip(
+        entry_files(state, entry)[1:], (f"/boot/vmlinuz-{release}", f"/boot/initrd.img-{release}"), strict=False
+    )
+    digests = [(path, host.sha256(path), host.sha256(source)) for path, source in pairs]
+    return [path for path, copy, original in digests if copy is None or copy != original]
+
+
 def fallback_hashes(host: Host, state: BootState, release: str) -> dict[str, str]:
     """SHA-256 of all that boots the running kernel: entry, kernel, initrd, NVIDIA modules. Raises Stop if incomplete.
 

@@ -84,6 +84,7 @@ def needs_rebuild(host: Host, release: str, arguments: dict[str, str | None]) ->
         absent = cmdline.missing(entry.options, wanted_arguments(entry.options, arguments))
         if absent:
             reasons.append(f"{entry.filename} lacks {' '.join(absent)}")
+        reasons += [f"{path} differs from /boot" for path in boot.stale_copies(host, state, entry, release)]
     return reasons
 
 

@@ -48,7 +48,7 @@ CAUSES: dict[str, Cause] = _registry(
     Cause(
         "host.module_failed",
         "A step on the host ended with an error that has no cause code of its own.",
-        "Read the message; with -v the report shows the module's whole answer.",
+        "Read the message; the run's ansible.log has the whole answer (with -vvv the traceback too).",
     ),
     Cause("host.not_root", "The step needs root.", "Connect as root, or set ansible_become: true for the host.", USAGE),
     Cause("inventory.unreadable", "The inventory can't be read.", "ansible-inventory -i INVENTORY --list", USAGE),
@@ -82,6 +82,11 @@ CAUSES: dict[str, Cause] = _registry(
         "roll.other_target",
         "A roll to another kernel is still open on the host.",
         "Finish it with its own --target, or end it with playbooks/rollback.yml.",
+    ),
+    Cause(
+        "roll.busy",
+        "Another step of gpuhost still runs on the host, perhaps of a controller that was killed.",
+        "Wait for it to end (ps -ef | grep -i ansible), then run the same command again.",
     ),
     Cause(
         "roll.not_open",
@@ -263,7 +268,12 @@ CAUSES: dict[str, Cause] = _registry(
         "Add the rule to the container's config, or use devN: entries on Proxmox.",
     ),
     # --- checks on devices, see gpu_checks/causes.py
-    Cause("driver.not_loaded", "The NVIDIA driver is not loaded.", "modprobe nvidia; then look at dmesg.", BACK_ON_OLD),
+    Cause(
+        "driver.not_loaded",
+        "The NVIDIA driver, or the part of it that the node belongs to, is not loaded.",
+        "modprobe nvidia nvidia-uvm; then look at dmesg.",
+        BACK_ON_OLD,
+    ),
     Cause("device.node_missing", "An NVIDIA device node does not exist.", "Run playbooks/reconcile.yml", BACK_ON_OLD),
     Cause(
         "device.node_not_char",
@@ -342,7 +352,7 @@ CAUSES: dict[str, Cause] = _registry(
         "check.not_in_this_version",
         "The check is known, but this version does not carry it yet.",
         "Leave it out of gpu_gate_required.",
-        BACK_ON_OLD,
+        USAGE,
     ),
     Cause("check.timeout", "A check did not end within its limit and was killed.", "Look at dmesg.", BACK_ON_OLD),
     Cause("check.crashed", "A check ended without an answer.", "Look at its last line of output.", BACK_ON_OLD),

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from . import workloads
+from .devices import gpu_minors
 from .documents import make_head
 from .errors import stop
 from .host_io import Host, Result
@@ -48,16 +49,30 @@ def targets(host: Host, wanted: list[str]) -> list[str]:
     return running or [HOST_TARGET]
 
 
+def expected_gpus(host: Host, target: str) -> int | None:
+    """How many GPUs a target has to see: the GPU nodes that the container mounts, or the GPUs of the driver's.
+
+    None where the config does not say it (a hook, or a folder bound as a whole).
+    """
+    if target == HOST_TARGET:
+        return len(gpu_minors(host)) or None
+    counts = {item["name"]: item["gpu_count"] for item in workloads.survey(host)}
+    return counts.get(target) or None
+
+
 def measure(host: Host, target: str, archive: bytes, checks: list[str], python: str, timeout_s: int) -> dict[str, Any]:
     """The measurements of one target. An interpreter that is missing or fails is a measurement too: an error."""
     arguments = [*checks, "--json", "--timeout", str(timeout_s)]
+    expected = expected_gpus(host, target)
+    if expected is not None:
+        arguments += ["--expect-gpus", str(expected)]
+    limit = timeout_s * len(checks) + 30
     if target == HOST_TARGET:
-        result = host.run([python, ARCHIVE, *arguments], timeout_s=timeout_s * len(checks) + 30)
+        result = host.run([python, ARCHIVE, *arguments], timeout_s=limit)
     else:
         # An absolute interpreter, no shell; --clear-env because the host's environment is none of the container's.
         attach = ["lxc-attach", "-n", target, "--clear-env", "--set-var", "PATH=/usr/local/bin:/usr/bin:/bin", "--"]
-        command = [*attach, python, "-c", BOOTSTRAP, *arguments]
-        result = host.run(command, timeout_s=timeout_s * len(checks) + 30, stdin=archive)
+        result = host.run([*attach, python, "-c", BOOTSTRAP, *arguments], timeout_s=limit, stdin=archive)
     return _read(result, target, checks)
 
 

@@ -21,6 +21,9 @@ NODES = ("/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 """Nodes that the driver makes only at first use, and that a container's bind mount needs before it starts."""
 
 
+DRIVER_MODULES = {"nvidia": "nvidia", "nvidia-uvm": "nvidia-uvm", "nvidia-modeset": "nvidia-modeset"}
+
+
 @dataclass(frozen=True)
 class Work:
     """What a reconciliation found and did. ``lines`` are for people, ``diffs`` for ``--diff``."""
@@ -59,8 +62,10 @@ def write_record(host: Host, majors: dict[str, int]) -> None:
 
 def reconcile_host(host: Host, name: str, run_id: str, presumed: Literal["report", "apply"], check: bool) -> Work:
     """Bring nodes and every container's rules to the running kernel's majors; in check mode only say so."""
-    majors, recorded = current(host), read_record(host)
+    recorded = read_record(host)
     lines, diffs, changes, findings = [], [], [], []
+    lines += [] if check else load_drivers(host, current(host), recorded)
+    majors = current(host)
     nodes = missing_nodes(host, majors)
     lines += [f"node {path} made with {major}:{minor}" for path, major, minor in nodes]
     rewrites = {}
@@ -82,10 +87,13 @@ def reconcile_host(host: Host, name: str, run_id: str, presumed: Literal["report
             )
     if not check:
         for path, major, minor in nodes:
-            host.make_node(path, major, minor)
+            host.make_node(
+                path, major, minor, 0o400 if path.endswith("-cap1") else 0o444 if "-caps/" in path else 0o666
+            )
         for path, before, found in rewrites.values():
             _write(host, path, before, found)
-        write_record(host, nvidia_majors(majors))
+        # A driver that is not loaded now keeps its old number: its stale rules stay certain.
+        write_record(host, {**recorded, **nvidia_majors(majors)})
     document = {
         **asdict(make_head("reconcile", name, run_id)),
         "majors_before": recorded,
@@ -97,9 +105,27 @@ def reconcile_host(host: Host, name: str, run_id: str, presumed: Literal["report
     return Work(document, tuple(lines), tuple(diffs))
 
 
+def load_drivers(host: Host, majors: CharacterMajors, recorded: dict[str, int]) -> list[str]:
+    """Load the parts of the driver that were there before and are not now: nvidia-uvm comes only at first use."""
+    lines = []
+    for name, module in DRIVER_MODULES.items():
+        if name in recorded and majors.major_of(name) is None and host.run(["modprobe", module]).rc == 0:
+            lines.append(f"module {module} loaded")
+    return lines
+
+
+def gpu_minors(host: Host) -> list[int]:
+    """The minors of the GPUs that the driver has taken, from its own /proc files."""
+    found = []
+    for address in host.names("/proc/driver/nvidia/gpus"):
+        text = host.read(f"/proc/driver/nvidia/gpus/{address}/information") or ""
+        found += [int(line.split(":")[1]) for line in text.splitlines() if line.startswith("Device Minor:")]
+    return sorted(found)
+
+
 def missing_nodes(host: Host, majors: CharacterMajors) -> list[tuple[str, int, int]]:
     """(path, major, minor) of every node whose driver is loaded and whose node is missing or has an old major."""
-    wanted = list(NODES)
+    wanted = ["/dev/nvidiactl", *(f"/dev/nvidia{minor}" for minor in gpu_minors(host)), *NODES]
     wanted += [f"/dev/nvidia-caps/{name}" for name in host.names("/dev/nvidia-caps")]
     found = []
     for path in wanted:

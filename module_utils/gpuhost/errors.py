@@ -28,3 +28,12 @@ def blocker(code: str, about: str, observed: str, expected: str = "", next_step:
 def stop(code: str, about: str, observed: str, expected: str = "", next_step: str = "") -> Stop:
     """A Stop to be raised."""
     return Stop(blocker(code, about, observed, expected, next_step))
+
+
+DEFECTS = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
+"""What a text that nobody has seen before can raise somewhere below. It becomes a Stop at the edge, with its name."""
+
+
+def defect(error: BaseException) -> Blocker:
+    """A blocker for an exception without a cause of its own."""
+    return blocker("host.module_failed", type(error).__name__, str(error) or "no text")

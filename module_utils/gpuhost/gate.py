@@ -64,6 +64,8 @@ def judge_check(check: str, target: str, answer: dict[str, Any], required: bool)
         code = "gate.not_measured" if check in KNOWN_CHECKS else "gate.unknown_check"
         return _verdict(check, target, "not_measured", code, "no measurement", "one measurement", required)
     item = found[0]
+    if item["status"] == "measured" and check == "device_access" and not item["value"]:
+        return _verdict(check, target, "fail", "device.gpu_count", "no usable GPU", "at least one", required)
     if item["status"] == "measured":
         return _verdict(check, target, "pass", None, _observed(item), "every required device node answers", required)
     code = item["cause"] if item["cause"] in CAUSES else "gate.not_measured"

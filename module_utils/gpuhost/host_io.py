@@ -5,6 +5,7 @@ Everything else takes a ``Host`` and stays testable on a folder that looks like 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import signal
@@ -12,8 +13,11 @@ import stat
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from .errors import stop
 
@@ -200,16 +204,21 @@ class Host:
         self._sync_folder(self.path(path).parent)
         return True
 
-    def make_node(self, path: str, major: int, minor: int, mode: int = 0o666) -> None:
-        """Make a character device node where there is none, or put a wrong one right."""
+    def make_node(self, path: str, major: int, minor: int, mode: int) -> None:
+        """Make a character device node where there is none, or put a wrong one right, with its mode and owner kept."""
         target = self.path(path)
         if self.device_numbers(path) == (major, minor):
             return
         target.parent.mkdir(parents=True, exist_ok=True)
+        owner = None
         if target.exists():
+            before = target.stat()
+            mode, owner = stat.S_IMODE(before.st_mode), (before.st_uid, before.st_gid)
             target.unlink()
         os.mknod(target, stat.S_IFCHR | mode, os.makedev(major, minor))
         target.chmod(mode)  # mknod's mode is masked by the umask
+        if owner is not None:
+            os.chown(target, *owner)
 
     def _sync_folder(self, folder: Path) -> None:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -221,43 +230,39 @@ class Host:
     # --- programs
 
     def run(self, argv: list[str], timeout_s: float = 60, stdin: bytes = b"") -> Result:
-        """Run a program with the C locale and a time limit; its whole process group is gone afterwards.
+        """Run a program with the C locale and a time limit; past the limit its whole process group is killed.
 
         A program that does not exist gives rc 127, one that outlasts its limit rc 124, as a shell would say it.
+        Its output goes to files, not to pipes: a daemon that a package's script starts keeps a pipe open for ever.
         """
-        try:
-            process = subprocess.Popen(
-                argv,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=ENVIRONMENT,
-                cwd="/",
-                start_new_session=True,
-            )
-        except (FileNotFoundError, PermissionError) as error:
-            return Result(tuple(argv), 127, "", f"{argv[0]}: {error.strerror}")
-        try:
-            out, err = process.communicate(stdin, timeout=timeout_s)
-            rc = process.returncode
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            out, err = process.communicate()
-            err += f"\n{argv[0]}: killed after {timeout_s:.0f} s".encode()
-            rc = 124
-        return Result(tuple(argv), rc, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, tempfile.TemporaryFile() as source:
+            source.write(stdin)
+            source.seek(0)
+            try:
+                process = subprocess.Popen(
+                    argv, stdin=source, stdout=out, stderr=err, env=ENVIRONMENT, cwd="/", start_new_session=True
+                )
+            except (FileNotFoundError, PermissionError) as error:
+                return Result(tuple(argv), 127, "", f"{argv[0]}: {error.strerror}")
+            note = ""
+            try:
+                rc = process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                rc, note = 124, f"\n{argv[0]}: killed after {timeout_s:.0f} s"
+            return Result(tuple(argv), rc, _text(out), _text(err) + note)
 
-    def start_detached(self, argv: list[str]) -> None:
-        """Start a program that outlives this process, with nothing attached to it."""
-        subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=ENVIRONMENT,
-            cwd="/",
-            start_new_session=True,
-        )
+    @contextmanager
+    def lock(self, path: str) -> Iterator[None]:
+        """Hold a lock that dies with this process. Raises Stop(roll.busy) where another process has it."""
+        target = self.path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("a") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise stop("roll.busy", path, "another gpuhost step still runs on this host", "none") from error
+            yield
 
     def is_root(self) -> bool:
         """Whether this process may do everything."""
@@ -270,3 +275,8 @@ class Host:
     def clock(self) -> float:
         """A clock that only goes forward, in seconds."""
         return time.monotonic()
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode("utf-8", "replace")

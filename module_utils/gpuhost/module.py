@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
 from .documents import Blocker
-from .errors import Stop, blocker
+from .errors import DEFECTS, Stop, blocker, defect
 from .host_io import Host
 
 Answer = dict[str, Any]
@@ -33,6 +34,8 @@ def run_module(
         answer = work(host, module.params, module.check_mode)
     except Stop as error:
         module.fail_json(**failure(error.blocker), gpuhost_documents=list(error.documents))
+    except DEFECTS as error:
+        module.fail_json(**failure(defect(error)), exception=traceback.format_exc())
     module.exit_json(**answer)
 
 

@@ -8,6 +8,7 @@ from . import apt
 from .documents import Target
 from .errors import stop
 from .host_io import Host, Result
+from .survey import read_packages
 
 APT = [
     "apt-get", "-q", "-y", "--no-install-recommends", "--no-remove",
@@ -49,6 +50,17 @@ def simulate(host: Host, target: Target, lock_timeout_s: int) -> Simulation:
     if reasons:
         raise stop("apt.would_break", f"apt install {' '.join(wanted)}", "; ".join(reasons))
     return Simulation(tuple(wanted), transaction, tuple(_lines(transaction)))
+
+
+def finish_interrupted(host: Host, timeout_s: int) -> list[str]:
+    """Configure what an interrupted dpkg has left, as apt asks for before it does anything. Returns the packages."""
+    broken = list(apt.half_configured(read_packages(host)))
+    if not broken and not host.names("/var/lib/dpkg/updates"):
+        return []
+    result = host.run(["dpkg", "--force-confdef", "--force-confold", "--configure", "-a"], timeout_s=timeout_s)
+    if result.rc != 0:
+        raise stop("apt.half_configured", "dpkg --configure -a", result.last_line)
+    return [f"configured {name}, which an interrupted dpkg had left" for name in broken]
 
 
 def install(host: Host, target: Target, lock_timeout_s: int, timeout_s: int) -> None:

@@ -13,6 +13,8 @@ from .documents import Blocker, Outcome, Plan, Step, Target, make_head, seconds_
 from .errors import blocker
 
 KNOWN_CHECKS = ("device_access", "cuda", "p2p", "allreduce")
+CARRIED_CHECKS = ("device_access",)
+"""Checks that this version can really run; the others are shown as not measured."""
 STALE_LISTS_S = 7 * 86400  # a week: kernels in Debian's security suite appear about that often
 
 
@@ -23,6 +25,7 @@ class Wishes:
     target: str
     reboot_allowed: bool
     gate_required: tuple[str, ...]
+    gate_targets: tuple[str, ...] = ()
     cmdline: dict[str, str | None] = field(default_factory=dict)
     modprobe_options: dict[str, dict[str, str]] = field(default_factory=dict)
     retry_trial: bool = False
@@ -98,9 +101,31 @@ def _standing_blockers(facts: dict[str, Any], wishes: Wishes, controller_boot_id
         for name in wishes.gate_required
         if name not in KNOWN_CHECKS
     ]
+    found += [
+        blocker("check.not_in_this_version", "gpu_gate_required", name, f"one of {', '.join(CARRIED_CHECKS)}")
+        for name in wishes.gate_required
+        if name in KNOWN_CHECKS and name not in CARRIED_CHECKS
+    ]
+    if wishes.needs_reboot:
+        found += _gate_target_blockers(facts, wishes)
     if facts["boot"]["loader"] != "systemd-boot":
         found.append(blocker("loader.unsupported", facts["host"], f"loader {facts['boot']['loader']}", "systemd-boot"))
     return found
+
+
+def _gate_target_blockers(facts: dict[str, Any], wishes: Wishes) -> list[Blocker]:
+    """A gate that could measure nowhere is known before the downtime."""
+    names = {item["name"] for item in facts["containers"]} | {"host"}
+    unknown = [name for name in wishes.gate_targets if name not in names]
+    if unknown:
+        return [blocker("gate.no_target", "gpu_gate_targets", ", ".join(unknown), f"one of {', '.join(sorted(names))}")]
+    with_gpu = [item for item in facts["containers"] if item["gpu"]]
+    drained = bool(facts["roll"] and facts["roll"]["state"] == "open" and facts["roll"]["workloads"])
+    if wishes.gate_targets or drained or not with_gpu or any(item["running"] for item in with_gpu):
+        return []
+    return [
+        blocker("gate.no_target", ", ".join(item["name"] for item in with_gpu), "has GPUs but does not run", "running")
+    ]
 
 
 def _resumed_target(roll: dict[str, Any], wishes: Wishes) -> tuple[Target | None, Blocker | None]:
@@ -163,6 +188,8 @@ def _settled(facts: dict[str, Any]) -> bool:
     """Whether what runs is also what boots by itself."""
     entries = {entry["filename"]: entry for entry in facts["boot"]["entries"]}
     default = entries.get(facts["boot"]["default_entry"] or "")
+    if facts["boot"]["default"] == "@saved":
+        return False  # the entry last booted, whatever that was
     return default is not None and default["version"] == facts["kernel"]["release"]
 
 
@@ -199,9 +226,10 @@ def _target_blockers(facts: dict[str, Any], target: Target, resumes: bool, wishe
 
 
 def _expired(roll: dict[str, Any] | None, target: Target) -> bool:
-    return bool(
-        roll and roll["state"] == "closed" and roll["result"] == "good_on_old" and roll["target"] == target.release
-    )
+    """Whether this kernel was booted on trial here and the host came back."""
+    if not roll or roll["state"] != "closed" or roll["result"] != "good_on_old":
+        return False
+    return bool(roll["target"] == target.release and roll["trial"]["boots"] > 0)
 
 
 def _steps(facts: dict[str, Any], target: Target, wishes: Wishes) -> tuple[Step, ...]:

@@ -65,12 +65,7 @@ def entry_proofs(host: Host, state: boot.BootState, release: str, arguments: dic
     entry = state.entry(release)
     if entry is None:
         return [proof("boot entry", False, "boot.entry_missing", f"none on {state.esp}", f"an entry for {release}")]
-    pairs = zip(
-        boot.entry_files(state, entry)[1:], (f"/boot/vmlinuz-{release}", f"/boot/initrd.img-{release}"), strict=False
-    )
-    wrong = [
-        on_esp for on_esp, source in pairs if host.sha256(on_esp) is None or host.sha256(on_esp) != host.sha256(source)
-    ]
+    wrong = boot.stale_copies(host, state, entry, release)
     absent = cmdline.missing(entry.options, wanted_arguments(entry.options, arguments))
     return [
         proof(

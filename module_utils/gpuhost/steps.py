@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .documents import as_dict, utc_now
-from .errors import Stop
+from .errors import DEFECTS, Stop, defect
 from .host_io import Host
 from .rollfile import Roll, load, load_open, open_roll, save, with_step
 from .survey import read_majors
+
+LOCK_FILE = "/var/lib/gpuhost/lock"
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,26 @@ def current_roll(host: Host, params: dict[str, Any], check: bool, *, may_open: b
     return load_open(host)
 
 
+Action = Callable[[Roll], Done]
+
+
 def run_step(
-    host: Host, params: dict[str, Any], check: bool, stage: str, step: str, roll: Roll, action: Callable[[Roll], Done]
+    host: Host, params: dict[str, Any], check: bool, stage: str, step: str, action: Action, *, may_open: bool = False
 ) -> dict[str, Any]:
-    """Do one step and log it in the roll file. A step that stops is logged too, with its reason."""
+    """Do one step on the open roll and log it in the roll file. A step that stops is logged too, with its reason.
+
+    Under a lock: a controller that was killed may have left a module running, and both would write the roll file.
+    """
+    if check:
+        done = action(current_roll(host, params, check))
+        return _answer(done, [*done.documents])
+    with host.lock(LOCK_FILE):
+        return _run_locked(host, params, stage, step, action, may_open)
+
+
+def _run_locked(
+    host: Host, params: dict[str, Any], stage: str, step: str, action: Action, may_open: bool
+) -> dict[str, Any]:
     started_at, clock = utc_now(), host.clock()
 
     def log(latest: Roll, changed: bool, lines: tuple[str, ...]) -> Roll:
@@ -60,19 +78,21 @@ def run_step(
         return with_step(latest, stage, step, params["run_id"], started_at, seconds, changed, list(lines))
 
     try:
-        done = action(roll)
-    except Stop as error:
+        done = action(current_roll(host, params, False, may_open=may_open))
+    except (Stop, *DEFECTS) as error:
+        found = error if isinstance(error, Stop) else Stop(defect(error))
         saved = load(host)
-        if check or saved is None or not saved.is_open:
-            raise
-        failed = log(saved, False, (f"stopped: {error.blocker.cause}: {error.blocker.sentence}",))
+        if saved is None or not saved.is_open:
+            raise found from error
+        failed = log(saved, False, (f"stopped: {found.blocker.cause}: {found.blocker.sentence}",))
         save(host, failed)
-        raise Stop(error.blocker, (*error.documents, as_dict(failed))) from error
-    latest = done.roll
-    if not check:
-        latest = log(latest, done.differs, done.lines)
-        save(host, latest)
-    documents = [*done.documents] if check else [*done.documents, as_dict(latest)]
+        raise Stop(found.blocker, (*found.documents, as_dict(failed))) from error
+    latest = log(done.roll, done.differs, done.lines)
+    save(host, latest)
+    return _answer(done, [*done.documents, as_dict(latest)])
+
+
+def _answer(done: Done, documents: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "changed": done.differs,
         "lines": list(done.lines),

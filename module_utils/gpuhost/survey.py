@@ -10,7 +10,7 @@ from typing import Any
 
 from . import apt, boot, dkms, kernel, workloads
 from .documents import as_dict, make_head
-from .errors import Stop
+from .errors import Stop, stop
 from .host_io import Host
 from .proc_devices import nvidia_majors, parse_character_majors
 from .rollfile import Roll, load
@@ -61,7 +61,10 @@ def collect(host: Host, name: str, run_id: str, refresh_apt: bool) -> dict[str, 
 def read_packages(host: Host) -> dict[str, apt.PackageState]:
     """dpkg's view of every package."""
     result = host.run(["dpkg-query", "-W", "-f", DPKG_FORMAT])
-    return apt.parse_dpkg_status(result.stdout)
+    packages = apt.parse_dpkg_status(result.stdout)
+    if result.rc != 0 or not packages:
+        raise stop("apt.failed", "dpkg-query -W", result.last_line, "the list of packages")
+    return packages
 
 
 def read_candidates(host: Host, running: str, packages: dict[str, apt.PackageState]) -> tuple[kernel.Candidate, ...]:

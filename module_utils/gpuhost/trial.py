@@ -15,7 +15,8 @@ from .errors import stop
 from .host_io import Host
 from .rollfile import Fallback, Roll, Trial
 
-ONE_SHOT = "LoaderEntryOneShot"
+RUNNING = "/proc/sys/kernel/osrelease"
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def record_fallback(host: Host, release: str) -> Fallback:
@@ -30,6 +31,14 @@ def record_fallback(host: Host, release: str) -> Fallback:
 
 def loader_conf_change(state: boot.BootState, entry: str | None) -> tuple[str, str, str]:
     """(path, before, after) of loader.conf with this explicit default; None takes the line out."""
+    if state.esp is None:
+        raise stop(
+            "loader.unsupported",
+            "ESP",
+            f"not mounted on {', '.join(boot.ESP_MOUNT_POINTS)}",
+            "a mounted ESP with systemd-boot",
+            "Mount it (mount /boot/efi), then run the same command again.",
+        )
     return f"{state.esp}/loader/loader.conf", state.loader_conf, systemd_boot.with_default(state.loader_conf, entry)
 
 
@@ -48,10 +57,29 @@ def hold_fallback(host: Host, fallback: Fallback) -> bool:
     state = boot.read(host)
     if state.efi_default is not None:
         raise stop("boot.efi_default_set", "LoaderEntryDefault", state.efi_default, "not set")
+    prove_default(state, fallback)
+    return changed
+
+
+def prove_default(state: boot.BootState, fallback: Fallback) -> None:
+    """Raises Stop(boot.default_not_held) unless the loader would boot the fallback by itself."""
     entry = state.next_boot()
     if entry is None or entry.filename != fallback.entry:
         raise stop("boot.default_not_held", f"{state.esp}/loader/loader.conf", _name(entry), fallback.entry)
-    return changed
+
+
+def clear_own_one_shot(host: Host, roll: Roll) -> None:
+    """Take back the one-shot of a trial that was armed but never booted (the controller or the host died in between).
+
+    Raises Stop(boot.foreign_one_shot) for any other.
+    """
+    state = boot.read(host)
+    if state.one_shot is None:
+        return
+    target = state.entry(roll.target)
+    if not roll.trial.boots or target is None or target.filename != state.one_shot:
+        raise stop("boot.foreign_one_shot", "LoaderEntryOneShot", state.one_shot, "not set")
+    clear_one_shot(host)
 
 
 def _name(entry: systemd_boot.Entry | None) -> str:
@@ -60,8 +88,10 @@ def _name(entry: systemd_boot.Entry | None) -> str:
 
 def may_boot_trial(host: Host, roll: Roll, retry: bool) -> None:
     """Raises Stop(trial.expired) where this roll's trial boot is used up."""
-    running = host.read_line("/proc/sys/kernel/osrelease")
-    if roll.trial.boots > 0 and running != roll.target and not retry:
+    running = host.read_line(RUNNING)
+    # With the boot id of the arming the host has not rebooted since: the trial was armed, but never booted.
+    booted = roll.trial.boots > 0 and host.read_line(BOOT_ID) != roll.trial.boot_id_before
+    if booted and running != roll.target and not retry:
         raise stop(
             "trial.expired",
             roll.target,
@@ -73,7 +103,8 @@ def armed(host: Host, roll: Roll, boot_id: str) -> Roll:
     """The roll as it must stand in the file before the one-shot is set: this trial counts from now on."""
     if boot.read(host).entry(roll.target) is None:
         raise stop("boot.entry_missing", roll.target, "no boot entry")  # set-oneshot would not check the name
-    return replace(roll, trial=Trial(roll.trial.boots + 1, utc_now(), boot_id))
+    boots = roll.trial.boots if boot_id == roll.trial.boot_id_before else roll.trial.boots + 1
+    return replace(roll, trial=Trial(boots, utc_now(), boot_id))
 
 
 def start(host: Host, roll: Roll) -> None:
@@ -93,8 +124,15 @@ def start(host: Host, roll: Roll) -> None:
 
 
 def reboot(host: Host) -> None:
-    """Reboot in a second, from a process of its own."""
-    host.start_detached(["systemd-run", "--on-active=1", "--timer-property=AccuracySec=100ms", "systemctl", "reboot"])
+    """Reboot in a second, by a timer of systemd's, so that the answer still gets out.
+
+    Raises Stop where systemd does not take it: nothing would reboot then, and a one-shot must not be left behind.
+    """
+    argv = ["systemd-run", "--on-active=1", "--timer-property=AccuracySec=100ms", "systemctl", "reboot"]
+    result = host.run(argv)
+    if result.rc != 0:
+        clear_one_shot(host)
+        raise stop("host.module_failed", "systemd-run", f"the reboot was not taken: {result.last_line}")
 
 
 def clear_one_shot(host: Host) -> bool:
@@ -109,8 +147,8 @@ def clear_one_shot(host: Host) -> bool:
 
 def prove_booted(host: Host, roll: Roll) -> list[str]:
     """Prove that the trial really booted: a new boot id, the release, the arguments. Returns what is seen."""
-    boot_id = host.read_line("/proc/sys/kernel/random/boot_id")
-    running = host.read_line("/proc/sys/kernel/osrelease")
+    boot_id = host.read_line(BOOT_ID)
+    running = host.read_line(RUNNING)
     line = host.read_line("/proc/cmdline")
     if running != roll.target:
         raise stop("trial.wrong_kernel", "uname -r", running, roll.target)
@@ -136,7 +174,9 @@ def promote(host: Host, roll: Roll) -> list[str]:
         raise stop("boot.entry_missing", roll.target, "no boot entry")
     before = roll.fallback.policy_before
     by_policy = systemd_boot.selected(list(state.entries), before, None, None)
-    choice = before if by_policy is not None and by_policy.filename == target.filename else target.filename
+    # @saved means the entry last booted, which a one-shot does not count as: it would lead to the old kernel.
+    leads_there = by_policy is not None and by_policy.filename == target.filename and before != "@saved"
+    choice = before if leads_there else target.filename
     changed = set_default(host, choice)
     entry = boot.read(host).next_boot()
     if entry is None or entry.filename != target.filename:
@@ -147,8 +187,10 @@ def promote(host: Host, roll: Roll) -> list[str]:
 
 
 def undo(host: Host, roll: Roll) -> list[str]:
-    """Take back what the trial set: one-shot cleared, fallback the explicit default."""
+    """Take back what the trial set: one-shot cleared, fallback the explicit default, read back."""
     lines = ["one-shot boot entry cleared"] if clear_one_shot(host) else []
-    if roll.fallback is not None and set_default(host, roll.fallback.entry):
-        lines.append(f"default set to {roll.fallback.entry}")
+    if roll.fallback is not None:
+        if set_default(host, roll.fallback.entry):
+            lines.append(f"default set to {roll.fallback.entry}")
+        prove_default(boot.read(host), roll.fallback)
     return lines

@@ -26,7 +26,9 @@ HOLD_DROP_IN = b"""# Managed by gpuhost: no container starts by itself between d
 ConditionPathExists=!/var/lib/gpuhost/hold
 """
 # Processes that hold a GPU because they serve it, not because they use it.
-GPU_SERVICES = frozenset({"nvidia-persistenced", "nvidia-persiste", "nv-hostengine", "nvidia-fabricmanager"})
+# Names as /proc/PID/comm has them: cut to 15 characters.
+GPU_SERVICES = frozenset({"nvidia-persiste", "nv-hostengine", "nv-fabricmanage", "nvidia-imex", "dcgm-exporter"})
+GPU_NODE = re.compile(r"/dev/nvidia\d+")
 _LXC_CGROUP = re.compile(r"/lxc(?:\.payload)?[./]([^/\n]+)")
 
 
@@ -36,6 +38,7 @@ def survey(host: Host) -> list[dict[str, Any]]:
     found = []
     for name, config in container_configs(host).items():
         document = lxc_config.parse(config, "lxc")
+        nodes = {mount.node.path for mount in document.mounts if mount.node and mount.section == lxc_config.MAIN}
         found.append(
             {
                 "name": name,
@@ -44,7 +47,8 @@ def survey(host: Host) -> list[dict[str, Any]]:
                 "running": name in running,
                 "autostart": bool(document.facts.autostart),
                 "order": document.facts.order or 0,
-                "gpu": bool(document.mounts),
+                "gpu": bool(nodes),
+                "gpu_count": sum(bool(GPU_NODE.fullmatch(path)) for path in nodes),
             }
         )
     return found
@@ -64,7 +68,12 @@ def container_configs(host: Host) -> dict[str, bytes]:
 def running_containers(host: Host) -> set[str]:
     """Names of the containers that run. Empty where LXC is not installed."""
     result = host.run(["lxc-ls", "-1", "--running"])
-    return set(result.stdout.split()) if result.rc == 0 else set()
+    if result.rc == 127:
+        return set()
+    if result.rc != 0:
+        # "Nothing runs" would be the worst answer: the host would be rebooted under its containers.
+        raise stop("host.module_failed", "lxc-ls --running", result.last_line)
+    return set(result.stdout.split())
 
 
 def in_the_way(host: Host) -> list[Blocker]:
@@ -98,6 +107,18 @@ def take_inventory(host: Host) -> tuple[Workload, ...]:
         for item in survey(host)
     ]
     return tuple(sorted(items, key=lambda item: (item.order, item.name)))
+
+
+def remembered(host: Host, roll: Roll) -> tuple[Workload, ...]:
+    """What drain has to stop and hand back has to start.
+
+    Taken anew as long as the hold is not written: days may lie between a drain that failed and the next one. What an
+    earlier drain has stopped and nobody has started again still counts as running.
+    """
+    if host.exists(HOLD_FILE) and roll.workloads:
+        return roll.workloads
+    ours = {item.name for item in roll.workloads if item.was_running and item.state == "stopped"}
+    return tuple(replace(item, was_running=item.was_running or item.name in ours) for item in take_inventory(host))
 
 
 def _state(running: bool) -> str:
@@ -154,18 +175,22 @@ def drain(host: Host, roll: Roll, timeout_s: int) -> tuple[Roll, list[str]]:
                 stop_container(host, item.name, timeout_s)
                 stopped.append(item.name)
     except Stop:
-        for name in reversed(stopped):
-            start_container(host, name)
+        hand_back(host, replace(roll, workloads=tuple(item for item in roll.workloads if item.name in stopped)))
         raise
     states = tuple(replace(item, state="stopped") for item in roll.workloads)
     return replace(roll, workloads=states), [f"container {name} stopped" for name in stopped]
 
 
-def hand_back(host: Host, roll: Roll) -> tuple[Roll, list[str]]:
-    """Start again, in order, what ran before, and prove that it does."""
-    lines, states = [], []
+def hand_back(host: Host, roll: Roll) -> tuple[Roll, list[str], list[Blocker]]:
+    """Start again, in order, what ran before. One that does not start keeps none of the others down."""
+    lines, states, failed = [], [], []
     for item in roll.workloads:
-        if item.was_running and start_container(host, item.name):
-            lines.append(f"container {item.name} started")
-        states.append(replace(item, state="back" if item.was_running else "stopped"))
-    return replace(roll, workloads=tuple(states)), lines
+        state = "back" if item.was_running else "stopped"
+        try:
+            if item.was_running and start_container(host, item.name):
+                lines.append(f"container {item.name} started")
+        except Stop as error:
+            failed.append(error.blocker)
+            state = "stopped"
+        states.append(replace(item, state=state))
+    return replace(roll, workloads=tuple(states)), lines, failed

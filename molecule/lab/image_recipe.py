@@ -29,14 +29,17 @@ PACKAGES = (
     "pciutils",
     "iproute2",
     "procps",
+    # needed by the headers of 6.12: already here, so that the roll has less to install
+    "pahole",
 )
 # A meta package that only names the versioned kernel to install. It is itself left out:
 # with it, a later apt run would drag headers or another kernel along.
 KERNEL_META = "linux-image-cloud-amd64"
 KERNEL_SERIES = "6.1."
 
-# DKMS package name -> version, in building order.
-DKMS_PACKAGES = {"nvidia": "580.95.05", "gpuhost-lab": "1.0"}
+# The stub driver's DKMS package, named as the real one.
+DRIVER_NAME = "nvidia"
+DRIVER_VERSION = "580.95.05"
 
 # Room for a second and a third kernel with their headers; the file is sparse.
 ROOT_MIB = 6144

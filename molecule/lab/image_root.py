@@ -13,7 +13,7 @@ from pathlib import Path
 from .apt_sources import SUITE, apt_settings, archives, for_guest, render_deb822
 from .command import run, run_logged, say
 from .errors import LabError
-from .image_recipe import DKMS_PACKAGES, KERNEL_META, KERNEL_SERIES, PACKAGES
+from .image_recipe import DRIVER_NAME, DRIVER_VERSION, KERNEL_META, KERNEL_SERIES, PACKAGES
 from .paths import SOURCES
 
 # Measured: 54 s on two cores with a mirror nearby; a slow mirror takes several times that.
@@ -29,6 +29,7 @@ MASKED_UNITS = (
     "apt-daily-upgrade.timer",
     "dpkg-db-backup.timer",
     "e2scrub_all.timer",
+    "e2scrub_reap.service",
     "fstrim.timer",
     "getty@tty1.service",
     "serial-getty@ttyS0.service",
@@ -123,13 +124,13 @@ def _install_kernel(root: Path) -> str:
 
 def _install_stub(root: Path, release: str) -> None:
     """Register, build and install the stub driver by DKMS; build the stub user space."""
-    for name, version in DKMS_PACKAGES.items():
-        say(f"build {name} {version} for {release}")
-        shutil.copytree(SOURCES / "stub" / "driver" / name, root / "usr/src" / f"{name}-{version}")
-        _chroot(root, "dkms", "install", f"{name}/{version}", "-k", release)
-        status = _chroot(root, "dkms", "status", f"{name}/{version}", "-k", release)
-        if ": installed" not in status:
-            raise LabError(f"dkms did not install {name}/{version} for {release}: {status}")
+    driver = f"{DRIVER_NAME}/{DRIVER_VERSION}"
+    say(f"build {driver} for {release}")
+    shutil.copytree(SOURCES / "stub" / "driver" / DRIVER_NAME, root / f"usr/src/{DRIVER_NAME}-{DRIVER_VERSION}")
+    _chroot(root, "dkms", "install", driver, "-k", release)
+    status = _chroot(root, "dkms", "status", driver, "-k", release)
+    if ": installed" not in status:
+        raise LabError(f"dkms did not install {driver} for {release}: {status}")
     userspace = root / "usr/src/gpuhost-lab-userspace"
     shutil.copytree(SOURCES / "stub" / "userspace", userspace)
     _chroot(root, "make", "--directory", "/usr/src/gpuhost-lab-userspace", "install")
@@ -195,6 +196,8 @@ def _finish(root: Path) -> None:
     (root / "etc/apt/sources.list").unlink(missing_ok=True)
     (root / "etc/apt/sources.list.d/debian.sources").write_text(for_guest(render_deb822(archives())))
     _chroot(root, "apt-get", "clean")
+    # parsing the lists takes apt 15 s under emulation; here it takes one
+    _chroot(root, "apt-cache", "gencaches")
     resolv = root / "etc/resolv.conf"
     resolv.unlink(missing_ok=True)
     # The name server of QEMU's user network.

@@ -98,7 +98,8 @@ def booted(host: FakeHost, release: str, options: str = CMDLINE) -> None:
     host.put("/proc/sys/kernel/osrelease", release + "\n")
     host.put("/proc/sys/kernel/random/boot_id", BOOT_IDS[len(host.boots)] + "\n")
     initrd = f"initrd=\\{MACHINE}\\{release}\\initrd.img-{release}"
-    host.put("/proc/cmdline", f"{initrd} {options} systemd.machine_id={MACHINE}\n")
+    machine = "" if "systemd.machine_id=" in options else f" systemd.machine_id={MACHINE}"
+    host.put("/proc/cmdline", f"{initrd} {options}{machine}\n")
     host.put("/proc/devices", proc_devices(release))
     host.boots.append(release)
     uvm = MAJORS[release]["nvidia-uvm"]

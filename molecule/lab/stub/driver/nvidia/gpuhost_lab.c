@@ -1,10 +1,20 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0
 /*
- * A PCIe host bridge in software, in PCI domain 0001: N root ports, each with
- * one GPU endpoint behind it. Its configuration space is memory with write
- * masks, so MaxReadReq is really kept, and really lost with a reboot, which
- * QEMU's own devices do not offer.
+ * The lab's own module, in the stub driver's package because each further
+ * package costs a minute of DKMS under emulation. It does two things.
+ *
+ * GPUs: a PCIe host bridge in software, in PCI domain 0001, with N root ports
+ * and one GPU endpoint behind each. Its configuration space is memory with
+ * write masks, so MaxReadReq is really kept, and really lost with a reboot,
+ * which QEMU's own devices do not offer.
+ *
+ * Slots: takes char majors before the stub driver can, first the given ones,
+ * then a number of dynamic ones. On the new kernel it gets the majors that
+ * nvidia-uvm and nvidia-caps had on the old one; so these move, as in a real
+ * upgrade, and their old numbers belong to another driver.
  */
+#include <linux/cdev.h>
+#include <linux/fs.h>
 #include <linux/ioport.h>
 #include <linux/module.h>
 #include <linux/pci.h>
@@ -142,13 +152,68 @@ static void fill_endpoint(struct function *f, unsigned int index)
 		put16(f->writable, CAP_OFFSET + PCI_EXP_DEVCTL, 0x0fff);
 }
 
+#define MAX_SLOTS 16
+
+static int majors[MAX_SLOTS];
+static int majors_given;
+module_param_array(majors, int, &majors_given, 0444);
+MODULE_PARM_DESC(majors, "Majors to take");
+static int slots;
+module_param(slots, int, 0444);
+MODULE_PARM_DESC(slots, "Number of further dynamic majors to take");
+
+static dev_t taken[2 * MAX_SLOTS];
+static struct cdev cdevs[2 * MAX_SLOTS];
+static int taken_count;
+static const struct file_operations slot_fops = { .owner = THIS_MODULE };
+
+static void take(int major)
+{
+	dev_t dev = MKDEV(major, 0);
+	int rc;
+
+	if (major)
+		rc = register_chrdev_region(dev, 2, "gpuhost-lab-slot");
+	else
+		rc = alloc_chrdev_region(&dev, 0, 2, "gpuhost-lab-slot");
+	if (rc) {
+		pr_warn("gpuhost_lab: major %d not taken: %d\n", major, rc);
+		return;
+	}
+	cdev_init(&cdevs[taken_count], &slot_fops);
+	if (cdev_add(&cdevs[taken_count], dev, 2)) {
+		unregister_chrdev_region(dev, 2);
+		return;
+	}
+	taken[taken_count++] = dev;
+}
+
+static void take_slots(void)
+{
+	int i;
+
+	for (i = 0; i < majors_given; i++)
+		if (majors[i] > 0)
+			take(majors[i]);
+	for (i = 0; i < slots && i < MAX_SLOTS; i++)
+		take(0);
+}
+
+static void give_slots_back(void)
+{
+	while (taken_count--) {
+		cdev_del(&cdevs[taken_count]);
+		unregister_chrdev_region(taken[taken_count], 2);
+	}
+}
+
 static void free_all(void)
 {
 	kvfree(ports);
 	kvfree(endpoints);
 }
 
-static int __init lab_gpus_init(void)
+static int __init lab_init(void)
 {
 	LIST_HEAD(resources);
 	unsigned int i;
@@ -164,12 +229,15 @@ static int __init lab_gpus_init(void)
 		fill_port(&ports[i], i);
 		fill_endpoint(&endpoints[i], i);
 	}
+	/* first: the GPUs' appearance makes udev load the driver */
+	take_slots();
 	pci_add_resource(&resources, &bus_numbers);
 	pci_lock_rescan_remove();
 	root_bus = pci_create_root_bus(NULL, 0, &cfg_ops, &sysdata, &resources);
 	if (!root_bus) {
 		pci_unlock_rescan_remove();
 		pci_free_resource_list(&resources);
+		give_slots_back();
 		free_all();
 		return -ENODEV;
 	}
@@ -179,8 +247,9 @@ static int __init lab_gpus_init(void)
 	return 0;
 }
 
-static void __exit lab_gpus_exit(void)
+static void __exit lab_exit(void)
 {
+	give_slots_back();
 	pci_lock_rescan_remove();
 	pci_stop_root_bus(root_bus);
 	pci_remove_root_bus(root_bus);
@@ -188,8 +257,8 @@ static void __exit lab_gpus_exit(void)
 	free_all();
 }
 
-module_init(lab_gpus_init);
-module_exit(lab_gpus_exit);
+module_init(lab_init);
+module_exit(lab_exit);
 MODULE_LICENSE("Dual MIT/GPL");
 MODULE_VERSION("1.0");
-MODULE_DESCRIPTION("Shows GPUs behind root ports in gpuhost's lab");
+MODULE_DESCRIPTION("Shows GPUs and takes char majors in gpuhost's lab");
