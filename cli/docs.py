@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from gpuhost.causes import CAUSES
 from gpuhost_cli.paths import ROOT
 

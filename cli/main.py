@@ -118,7 +118,11 @@ def write_report(folder: Path | None, runs: Path) -> int:
     if not (folder / "run.json").is_file():
         print(f"gpuhost: {folder} holds no run.json", file=sys.stderr)
         return USAGE
-    print(report.write(folder))
+    try:
+        print(report.write(folder))
+    except (OSError, ValueError) as error:
+        print(f"gpuhost: {folder}: {error}", file=sys.stderr)
+        return USAGE
     return 0
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import jinja2
+
 from gpuhost.documents import SCHEMA_PREFIX, seconds_between
 from gpuhost_cli import outcomes, report_words
 from gpuhost_cli.expectations import read_json

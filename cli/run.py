@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import ansible_runner
+
 from gpuhost.causes import FINDINGS, GOOD, USAGE, cause
 from gpuhost_cli import paths, records
 from gpuhost_cli.expectations import read_json

@@ -44,8 +44,8 @@ STEPS = [
     Step("types of the lab", tool("mypy", "--namespace-packages", "-p", "molecule.lab"), 10, "lint"),
     Step("yamllint", tool("yamllint", "--strict", "."), 5, "lint"),
     Step("ansible-lint", tool("ansible-lint", "--offline", "--strict"), 60, "lint"),
-    Step("floor 3.10 of the host's Python", tool("vermin", "-q", "-t=3.10-", "--no-tips", "library", "module_utils"), 5, "lint"),
-    Step("floor 3.9 of the workload's Python", tool("vermin", "-q", "-t=3.9-", "--no-tips", "gpu_checks"), 5, "lint"),
+    Step("floor 3.10, the host's", tool("vermin", "-q", "-t=3.10-", "--no-tips", "library", "module_utils"), 5, "lint"),
+    Step("floor 3.9, the workload's", tool("vermin", "-q", "-t=3.9-", "--no-tips", "gpu_checks"), 5, "lint"),
     Step("generated pages are up to date", tool("python", "-m", "gpuhost_cli.docs", "--check"), 2, "lint"),
     Step("units", pytest("tests/unit", "-q", "--timeout", "300"), 60, "unit"),
     Step("plays", pytest("tests/integration", "-q", "--timeout", "600"), 120, "play"),
@@ -113,7 +113,8 @@ def main() -> int:
             times[step.name] = round(seconds, 1)
     TIMES.parent.mkdir(exist_ok=True)
     TIMES.write_text(json.dumps(times, indent=2) + "\n")
-    print(f"make test: {stamp(time.monotonic() - begun)}: " + (f"FAILED: {', '.join(failed)}" if failed else "all steps ok"))
+    result = f"FAILED: {', '.join(failed)}" if failed else "all steps ok"
+    print(f"make test: {stamp(time.monotonic() - begun)}: {result}")
     return 1 if failed else 0
 
 

