@@ -59,6 +59,8 @@ def _stage_parser(made: argparse.ArgumentParser, name: str) -> None:
         "-e", "--extra-vars", action="append", default=[], metavar="VARS", help="as ansible-playbook has it"
     )
     made.add_argument("-v", "--verbose", action="count", default=0, help="Ansible's own log becomes longer")
+    made.add_argument("--tags", metavar="STAGES", help=argparse.SUPPRESS)
+    made.add_argument("--skip-tags", metavar="STAGES", help=argparse.SUPPRESS)
     made.add_argument("--hosts", metavar="GROUP", help="group or host to work on (default: gpu_hosts)")
     if name in WITH_TARGET:
         made.add_argument(
@@ -83,14 +85,16 @@ def request_of(options: argparse.Namespace) -> Request:
             variables["boot_trial_retry"] = True
     if options.command in ("prepare", "plan"):
         variables["kernel_upgrade_needs_reboot"] = options.command == "plan"
-    extra = tuple(item for text in options.extra_vars for item in ("-e", text))
+    extra = [item for text in options.extra_vars for item in ("-e", text)]
+    extra += ["--tags", options.tags] if options.tags else []
+    extra += ["--skip-tags", options.skip_tags] if options.skip_tags else []
     return Request(
         options.command,
         options.inventory,
         options.limit,
         options.check,
         options.verbose,
-        extra,
+        tuple(extra),
         variables,
         options.runs,
     )

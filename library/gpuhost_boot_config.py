@@ -41,7 +41,7 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
         changes = boot_config.wanted_files(host, arguments, options)
         if not check:
             boot_config.write(host, changes)
-        reasons = boot_config.needs_rebuild(host, roll.target, arguments)
+        reasons = boot_config.needs_rebuild(host, roll.target, arguments, changes)
         if reasons and not check:
             boot_config.rebuild(host, roll.target, params["timeout_s"])
         lines = [f"{change.path} written" for change in changes]

@@ -10,8 +10,8 @@ short_description: Hold the fallback as default, boot a kernel on trial, promote
 description:
   - V(hold) opens the roll, records the fallback and makes it the explicit boot default before anything is installed.
   - V(boot) sets the loader's one-shot and reboots in the same call. V(prove) proves what was booted.
-  - V(promote) makes the trial's kernel what boots by itself. V(undo) takes back the one-shot and holds the fallback.
-  - V(boot_fallback) is V(undo) and a reboot where the trial's kernel still runs.
+  - V(promote) makes the trial's kernel what boots by itself.
+  - V(boot_fallback) takes back the one-shot, holds the fallback, and reboots where the trial's kernel still runs.
 options:
   host_name: {description: Name of the host in the inventory., type: str, required: true}
   run_id: {description: Name of the run., type: str, required: true}
@@ -19,9 +19,10 @@ options:
   action:
     description: What to do.
     type: str
-    choices: [hold, boot, prove, promote, undo, boot_fallback]
+    choices: [hold, boot, prove, promote, boot_fallback]
     required: true
   allowed: {description: The inventory's consent to a reboot., type: bool, default: false}
+  controller_boot_id: {description: Boot id of the controller., type: str, default: ""}
   retry_trial: {description: Allow one more trial boot., type: bool, default: false}
   verdict: {description: 'The gate, which only lets V(promote) happen with status pass.', type: dict}
 author: gpuhost
@@ -37,16 +38,19 @@ lines: {description: What differed and was changed, a line each., returned: succ
 from dataclasses import replace
 from typing import Any
 
-from ansible.module_utils.gpuhost import boot, devices, steps, trial
-from ansible.module_utils.gpuhost.errors import stop
+from ansible.module_utils.gpuhost import boot, devices, steps, trial, workloads
+from ansible.module_utils.gpuhost.documents import utc_now
+from ansible.module_utils.gpuhost.errors import Stop, stop
 from ansible.module_utils.gpuhost.host_io import Host
 from ansible.module_utils.gpuhost.module import run_module
 from ansible.module_utils.gpuhost.rollfile import Roll, load, save
 
+STOP_FOR_GATE_S = 60
+
 
 def hold(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.Done:
     """Record the fallback once, then make it the explicit default."""
-    fallback = roll.fallback or trial.record_fallback(host, roll.running_before)
+    fallback = roll.fallback or trial.record_fallback(host, roll.running_before, load(host))
     path, before, after = trial.loader_conf_change(boot.read(host), fallback.entry)
     roll = replace(roll, fallback=fallback)
     if not check:
@@ -67,8 +71,7 @@ def boot_trial(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> s
     boot_id = host.read_line(trial.BOOT_ID)
     if host.read_line(trial.RUNNING) == roll.target:
         return steps.Done(roll, answer={"rebooting": False, "boot_id": boot_id})
-    if not params["allowed"]:
-        raise stop("roll.reboot_not_allowed", params["host_name"], "host_reboot_allowed is not set", "true")
+    may_reboot(host, params)
     trial.may_boot_trial(host, roll, params["retry_trial"])
     if check:
         return steps.Done(roll, (f"would reboot once into {roll.target}",), answer={"rebooting": False})
@@ -89,29 +92,52 @@ def promote(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> step
     verdict = params["verdict"] or {}
     if verdict.get("status") != "pass" or verdict.get("kernel") != roll.target:
         raise stop("gate.not_measured", roll.target, f"gate status {verdict.get('status')}", "pass on this kernel")
-    return steps.Done(roll, () if check else tuple(trial.promote(host, roll)))
-
-
-def undo(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.Done:
-    """Back to the fallback as what boots."""
-    return steps.Done(roll, () if check else tuple(trial.undo(host, roll)))
+    if check:
+        return steps.Done(roll, (f"{roll.target} would boot by itself",))
+    lines = trial.promote(host, roll)
+    return steps.Done(replace(roll, promoted_at=roll.promoted_at or utc_now()), tuple(lines))
 
 
 def boot_fallback(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.Done:
-    """Undo, and leave the trial's kernel where it runs."""
-    lines = [] if check else trial.undo(host, roll)
+    """Take the trial back, and leave its kernel where it runs. A promoted kernel is not left by itself."""
     running = host.read_line(trial.RUNNING)
+    reboots = running != roll.running_before and roll.promoted_at is None
     answer = {
         "rebooting": False,
-        "roll_open": True,
+        "roll_open": roll.promoted_at is None,
         "trial_booted": roll.trial.boots > 0,
         "boot_id": host.read_line(trial.BOOT_ID),
     }
-    if running != roll.running_before and not check:
+    if check:
+        lines = [f"would reboot from {running} to {roll.running_before}"] if reboots else []
+        return steps.Done(roll, tuple(lines), answer=answer)
+    if roll.promoted_at is not None:
+        return steps.Done(roll, answer=answer)
+    if reboots:
+        may_reboot(host, params)
+    lines = trial.undo(host, roll)
+    if reboots:
+        lines += stop_what_the_gate_started(host, roll)
         lines.append(f"rebooting from {running} to {roll.running_before}")
         trial.reboot(host)
         answer["rebooting"] = True
     return steps.Done(roll, tuple(lines), answer=answer)
+
+
+def stop_what_the_gate_started(host: Host, roll: Roll) -> list[str]:
+    """A clean stop before the reboot. These containers are not in service: one that hangs does not hold the host."""
+    try:
+        return workloads.drain(host, roll, STOP_FOR_GATE_S)[1]
+    except Stop as error:
+        return [f"{error.blocker.object}: {error.blocker.observed}; rebooting all the same"]
+
+
+def may_reboot(host: Host, params: dict[str, Any]) -> None:
+    """Consent, and never the controller's own machine. Raises Stop."""
+    if not params["allowed"]:
+        raise stop("roll.reboot_not_allowed", params["host_name"], "host_reboot_allowed is not set", "true")
+    if host.read_line(trial.BOOT_ID) == params["controller_boot_id"].strip():
+        raise stop("roll.controller_on_target", params["host_name"], "has the controller's own boot id", "another")
 
 
 def is_open(roll: Roll | None) -> bool:
@@ -124,7 +150,6 @@ ACTIONS = {
     "boot": ("trial", "boot once into the target", boot_trial),
     "prove": ("trial", "prove what booted", prove),
     "promote": ("promote", "make the new kernel the default", promote),
-    "undo": ("rollback", "take the trial back", undo),
     "boot_fallback": ("rollback", "boot the old kernel", boot_fallback),
 }
 
@@ -147,6 +172,7 @@ def main() -> None:
         **steps.ARGUMENTS,
         "action": {"type": "str", "choices": list(ACTIONS), "required": True},
         "allowed": {"type": "bool", "default": False},
+        "controller_boot_id": {"type": "str", "default": ""},
         "retry_trial": {"type": "bool", "default": False},
         "verdict": {"type": "dict"},
     }

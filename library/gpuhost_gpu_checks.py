@@ -22,7 +22,7 @@ options:
   timeout_s: {description: Limit for one check., type: int, default: 120}
 author: gpuhost
 attributes:
-  check_mode: {support: full, description: Says where it would measure and runs nothing.}
+  check_mode: {support: full, description: Runs nothing; RV(targets) is empty.}
   diff_mode: {support: none, description: Changes nothing.}
 """
 

@@ -34,11 +34,22 @@ plan: {description: The plan, schema gpuhost.plan., returned: always, type: dict
 from typing import Any
 
 from ansible.module_utils.gpuhost.documents import as_dict
-from ansible.module_utils.gpuhost.errors import Stop
+from ansible.module_utils.gpuhost.errors import Stop, stop
 from ansible.module_utils.gpuhost.host_io import Host
 from ansible.module_utils.gpuhost.module import run_module
 from ansible.module_utils.gpuhost.plan import Wishes, idle_outcome, make_plan
 from ansible.module_utils.gpuhost.survey import BOOT_ID
+
+
+def argument_value(key: str, value: Any) -> str | None:
+    """A kernel argument as the inventory has it: true is a bare flag, false and null take the key away."""
+    if value is None or value is False:
+        return None
+    if value is True:
+        return ""
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    raise stop("input.invalid", f"boot_config_cmdline.{key}", f"{value!r}", "text, a number, true, false or null")
 
 
 def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
@@ -48,7 +59,7 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
         reboot_allowed=params["reboot_allowed"],
         gate_required=tuple(params["gate_required"]),
         gate_targets=tuple(params["gate_targets"]),
-        cmdline={key: None if value is None else str(value) for key, value in params["cmdline"].items()},
+        cmdline={key: argument_value(key, value) for key, value in params["cmdline"].items()},
         modprobe_options={
             module: {key: str(value) for key, value in options.items()}
             for module, options in params["modprobe_options"].items()

@@ -24,9 +24,10 @@ RETURN = r"""
 lines: {description: What differed and was changed, a line each., returned: success, type: list, elements: str}
 """
 
+from dataclasses import replace
 from typing import Any
 
-from ansible.module_utils.gpuhost import preflight, steps
+from ansible.module_utils.gpuhost import preflight, steps, trial
 from ansible.module_utils.gpuhost.documents import as_dict
 from ansible.module_utils.gpuhost.errors import Stop, blocker
 from ansible.module_utils.gpuhost.host_io import Host
@@ -40,6 +41,9 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
     def prove(roll: Roll) -> steps.Done:
         if check and not host.exists(f"/boot/vmlinuz-{roll.target}"):
             return steps.Done(roll, changed=False, answer={"skipped_because": f"{roll.target} is not installed yet"})
+        if check:
+            # Nothing was held yet; the fallback is proven against itself, and its default is what hold would set.
+            roll = replace(roll, fallback=trial.record_fallback(host, roll.running_before, None))
         document = preflight.prove(host, params["host_name"], params["run_id"], roll)
         failed = preflight.first_failure(document)
         if failed is not None and not check:

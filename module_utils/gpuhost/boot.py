@@ -148,13 +148,16 @@ def fallback_hashes(host: Host, state: BootState, release: str) -> dict[str, str
 
 def module_files(host: Host, release: str) -> dict[str, str | None]:
     """Where each NVIDIA module lies for a kernel release; None where it does not."""
+    base = f"/lib/modules/{release}"
+    # Ubuntu's precompiled modules lie in kernel/nvidia-VERSION.
+    prebuilt = [f"kernel/{name}" for name in host.names(f"{base}/kernel") if name.startswith("nvidia")]
     paths: list[str] = []
-    for folder in ("updates", "extra", "kernel/drivers/video", "kernel/nvidia"):
-        paths += host.files_below(f"/lib/modules/{release}/{folder}")
+    for folder in ("updates", "extra", "kernel/drivers/video", *prebuilt):
+        paths += host.files_below(f"{base}/{folder}")
     found = dkms.find_modules(paths, dkms.NVIDIA_MODULES)
     return {name: found.get(name) for name in dkms.NVIDIA_MODULES}
 
 
 def _variable(host: Host, name: str) -> str | None:
     data = host.read_bytes(f"{EFIVARS}/{name}-{LOADER_GUID}")
-    return systemd_boot.decode_efi_string(data) if data else None
+    return (systemd_boot.decode_efi_string(data) or None) if data else None

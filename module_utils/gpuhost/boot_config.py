@@ -32,7 +32,7 @@ def wanted_files(host: Host, arguments: dict[str, str | None], options: dict[str
     if arguments and cmdline.parse(after).arguments != cmdline.parse(text or "").arguments:
         changes.append(FileChange(boot.CMDLINE_FILE, text, after))
     before, after = host.read(MODPROBE_FILE), render_modprobe(options)
-    if options and before != after:
+    if before != after and (options or before is not None):
         changes.append(FileChange(MODPROBE_FILE, before, after))
     return changes
 
@@ -46,10 +46,16 @@ def wanted_arguments(current: str, arguments: dict[str, str | None]) -> dict[str
     """What to set on top of a command line: our own wishes, but a user's own ``panic=`` wins over ours."""
     wanted: dict[str, str | bool | None] = {}
     for key, value in arguments.items():
-        if key == "panic" and value is not None and cmdline.missing(current, {key: None}):
+        if key == "panic" and value is not None and reboots_on_panic(current):
             continue
         wanted[key] = True if value == "" else value
     return wanted
+
+
+def reboots_on_panic(line: str) -> bool:
+    """Whether a command line has a ``panic=`` of its own that reboots; 0 means to stay dead, and is no way back."""
+    values = [item.value for item in cmdline.parse(line).own if item.key == "panic"]
+    return bool(values) and values[-1] not in (None, "", "0")
 
 
 def render_modprobe(options: dict[str, dict[str, str]]) -> str:
@@ -67,16 +73,16 @@ def write(host: Host, changes: list[FileChange]) -> None:
         host.write_atomic(change.path, change.after.encode())
 
 
-def needs_rebuild(host: Host, release: str, arguments: dict[str, str | None]) -> list[str]:
+def needs_rebuild(host: Host, release: str, arguments: dict[str, str | None], changes: list[FileChange]) -> list[str]:
     """Why initramfs and entry of the target have to be made again; empty where they are as they should be."""
-    reasons = []
+    reasons = [f"{change.path} changed" for change in changes if change.path == MODPROBE_FILE]
     state = boot.read(host)
     entry = state.entry(release)
     initrd = host.age_s(f"/boot/initrd.img-{release}")
     options = host.age_s(MODPROBE_FILE)
     if initrd is None:
         reasons.append(f"/boot/initrd.img-{release} does not exist")
-    elif options is not None and options < initrd:
+    elif options is not None and options < initrd and not reasons:
         reasons.append(f"{MODPROBE_FILE} is newer than the initramfs")
     if entry is None:
         reasons.append(f"no boot entry for {release}")

@@ -145,7 +145,17 @@ CAUSES: dict[str, Cause] = _registry(
     Cause(
         "boot.cmdline_missing",
         "An argument that was asked for is not on the target's command line.",
-        "Look at /etc/kernel/cmdline; only its first line counts.",
+        "Look at /etc/kernel/cmdline and at the options line of the entry on the ESP.",
+    ),
+    Cause(
+        "boot.no_panic_reboot",
+        "A panic of the target kernel would leave the host dead instead of rebooting it into the old one.",
+        "Set boot_config_panic, or take panic=0 out of boot_config_cmdline and /etc/kernel/cmdline.",
+    ),
+    Cause(
+        "boot.no_bootctl",
+        "bootctl, which sets the trial's one-shot, is missing or does not run.",
+        "apt-get install systemd-boot",
     ),
     Cause(
         "boot.initramfs_missing",

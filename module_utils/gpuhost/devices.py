@@ -87,9 +87,7 @@ def reconcile_host(host: Host, name: str, run_id: str, presumed: Literal["report
             )
     if not check:
         for path, major, minor in nodes:
-            host.make_node(
-                path, major, minor, 0o400 if path.endswith("-cap1") else 0o444 if "-caps/" in path else 0o666
-            )
+            host.make_node(path, major, minor, _node_mode(path))
         for path, before, found in rewrites.values():
             _write(host, path, before, found)
         # A driver that is not loaded now keeps its old number: its stale rules stay certain.

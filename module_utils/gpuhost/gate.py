@@ -82,7 +82,11 @@ def _observed(item: dict[str, Any]) -> str:
     detail = item.get("detail") or {}
     if item["status"] == "measured":
         return f"{item['value']:g} {item['unit']} usable" if item["value"] is not None else "measured"
-    return str(detail.get("sentence") or detail.get("message") or CAUSES[item["cause"]].sentence)
+    return str(detail.get("sentence") or detail.get("message") or _sentence(item["cause"]))
+
+
+def _sentence(code: str | None) -> str:
+    return (CAUSES.get(code or "") or CAUSES["gate.not_measured"]).sentence
 
 
 def _stale_sentence(target: str, answer: dict[str, Any]) -> tuple[str, str] | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-from . import apt
+from . import apt, dkms
 from .documents import Target
-from .errors import stop
+from .errors import Stop, stop
 from .host_io import Host, Result
 from .survey import read_packages
 
@@ -14,6 +15,9 @@ APT = [
     "apt-get", "-q", "-y", "--no-install-recommends", "--no-remove",
     "-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold", "-o", "Dpkg::Use-Pty=0",
 ]  # fmt: skip
+
+
+LOCKED = re.compile(r"\block\b|lock-frontend|is another process using it")
 
 
 @dataclass(frozen=True)
@@ -65,16 +69,30 @@ def finish_interrupted(host: Host, timeout_s: int) -> list[str]:
 
 def install(host: Host, target: Target, lock_timeout_s: int, timeout_s: int) -> None:
     """Install kernel and headers. DKMS builds in the kernel's hooks, so this takes minutes."""
+    started = host.clock()
     result = host.run(
         [*APT, "-o", f"DPkg::Lock::Timeout={lock_timeout_s}", "install", *arguments(target)], timeout_s=timeout_s
     )
     if result.rc != 0:
-        raise _failure(result, target)
+        raise _dkms_failure(host, target, started) or _failure(result, target)
+
+
+def _dkms_failure(host: Host, target: Target, started: float) -> Stop | None:
+    """The driver's own make.log, where it is what failed: dpkg says no more than that a script returned an error."""
+    for path in host.files_below("/var/lib/dkms"):
+        name = path.split("/")[4]
+        if not path.endswith("/make.log") or not dkms.is_nvidia_driver(name):
+            continue
+        age, text = host.age_s(path), host.read(path) or ""
+        error = dkms.first_error(text)
+        if age is not None and age <= host.clock() - started and target.release in text and error:
+            return stop("dkms.not_built", path, error, f"{name} builds for {target.release}")
+    return None
 
 
 def _failure(result: Result, target: Target) -> Exception:
-    text = apt.parse_apt_error(result.stderr) or result.last_line
-    if "lock" in text.lower():
+    text = apt.parse_apt_error(f"{result.stderr}\n{result.stdout}") or result.last_line
+    if LOCKED.search(text):
         return stop("apt.locked", "apt", text)
     if target.headers_package in text:
         return stop(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from .errors import blocker
 KNOWN_CHECKS = ("device_access", "cuda", "p2p", "allreduce")
 CARRIED_CHECKS = ("device_access",)
 """Checks that this version can really run; the others are shown as not measured."""
+COUNTED = re.compile(r".*\+\d+(-\d+)?\.conf")
 STALE_LISTS_S = 7 * 86400  # a week: kernels in Debian's security suite appear about that often
 
 
@@ -109,7 +111,17 @@ def _standing_blockers(facts: dict[str, Any], wishes: Wishes, controller_boot_id
     if wishes.needs_reboot:
         found += _gate_target_blockers(facts, wishes)
     if facts["boot"]["loader"] != "systemd-boot":
-        found.append(blocker("loader.unsupported", facts["host"], f"loader {facts['boot']['loader']}", "systemd-boot"))
+        observed = f"loader {facts['boot']['loader']}"
+        if facts["boot"]["esp"] is None:
+            observed = "no ESP with loader/entries is mounted on /efi, /boot/efi or /boot"
+        found.append(blocker("loader.unsupported", facts["host"], observed, "systemd-boot"))
+    counted = [entry["filename"] for entry in facts["boot"]["entries"] if entry["filename"].count("+")]
+    if any(COUNTED.fullmatch(name) for name in counted):
+        found.append(
+            blocker(
+                "loader.unsupported", "/etc/kernel/tries", f"boot counting: {', '.join(counted)}", "no boot counting"
+            )
+        )
     return found
 
 

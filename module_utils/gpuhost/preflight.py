@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from . import apt, boot, cmdline, dkms
-from .boot_config import MODPROBE_FILE, wanted_arguments
+from .boot_config import MODPROBE_FILE, reboots_on_panic, wanted_arguments
 from .causes import cause
 from .documents import Preflight, Proof, make_head
 from .host_io import Host
 from .rollfile import Roll
 from .survey import read_packages
+
+LIBRARY_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib")
+LIBRARY = re.compile(r"lib(?:nvidia-ml|cuda)\.so\.(\d+\.\d+(?:\.\d+)?)")
 
 
 def prove(host: Host, name: str, run_id: str, roll: Roll) -> Preflight:
@@ -22,7 +26,7 @@ def prove(host: Host, name: str, run_id: str, roll: Roll) -> Preflight:
         + entry_proofs(host, state, release, roll.plan["cmdline"])
         + [initramfs_proof(host, release)]
         + fallback_proofs(host, state, roll)
-        + [package_proof(host)]
+        + [package_proof(host), bootctl_proof(host)]
     )
     return Preflight(make_head("preflight", name, run_id), release, tuple(proofs))
 
@@ -46,10 +50,20 @@ def driver_proofs(host: Host, release: str) -> list[Proof]:
         files,
         magic,
         host.exists(f"/lib/modules/{release}/build"),
-        None,
+        user_space_version(host),
         {module: version for module, version in versions.items() if version},
     )
     return [Proof(p.name, p.ok, p.cause, p.observed, p.expected, _next(p.cause)) for p in found]
+
+
+def user_space_version(host: Host) -> str | None:
+    """The version of NVIDIA's user-space libraries by the name of the file; None where there are none on the host."""
+    for folder in LIBRARY_FOLDERS:
+        for name in host.names(folder):
+            match = LIBRARY.fullmatch(name)
+            if match:
+                return match.group(1)
+    return None
 
 
 def _next(code: str | None) -> str:
@@ -74,6 +88,13 @@ def entry_proofs(host: Host, state: boot.BootState, release: str, arguments: dic
             "boot.entry_missing",
             f"differs from /boot: {', '.join(wrong)}" if wrong else entry.filename,
             "kernel and initrd as in /boot",
+        ),
+        proof(
+            "way back after a panic",
+            reboots_on_panic(entry.options),
+            "boot.no_panic_reboot",
+            entry.options,
+            "panic= with a number of seconds, not 0",
         ),
         proof(
             "kernel arguments",
@@ -131,6 +152,13 @@ def fallback_proofs(host: Host, state: boot.BootState, roll: Roll) -> list[Proof
             "not set",
         ),
     ]
+
+
+def bootctl_proof(host: Host) -> Proof:
+    """The program that sets the one-shot is there; Debian has it in the package systemd-boot."""
+    result = host.run(["bootctl", "--version"])
+    observed = result.stdout.splitlines()[0] if result.rc == 0 and result.stdout else result.last_line
+    return proof("bootctl", result.rc == 0, "boot.no_bootctl", observed, "bootctl runs")
 
 
 def package_proof(host: Host) -> Proof:

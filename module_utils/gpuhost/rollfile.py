@@ -80,6 +80,8 @@ class Roll:
     majors_before: dict[str, int]
     fallback: Fallback | None = None
     trial: Trial = field(default_factory=Trial)
+    promoted_at: str | None = None
+    """Set when the new kernel became what boots by itself: from then on nothing leads back by itself."""
     workloads: tuple[Workload, ...] = ()
     steps: tuple[RollStep, ...] = ()
 

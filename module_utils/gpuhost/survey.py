@@ -36,7 +36,7 @@ def collect(host: Host, name: str, run_id: str, refresh_apt: bool) -> dict[str, 
         "notes": notes,
         "kernel": {
             "release": running,
-            "flavour": kernel.parse_release(running).flavour,
+            "flavour": flavour_of(running),
             "cmdline": host.read_line("/proc/cmdline"),
             "boot_id": host.read_line(BOOT_ID),
             "uptime_s": float((host.read_line("/proc/uptime") or "0").split()[0]),
@@ -58,6 +58,14 @@ def collect(host: Host, name: str, run_id: str, refresh_apt: bool) -> dict[str, 
     }
 
 
+def flavour_of(release: str) -> str:
+    """A release's flavour; empty for a self-built kernel whose name says none."""
+    try:
+        return kernel.parse_release(release).flavour
+    except ValueError:
+        return ""
+
+
 def read_packages(host: Host) -> dict[str, apt.PackageState]:
     """dpkg's view of every package."""
     result = host.run(["dpkg-query", "-W", "-f", DPKG_FORMAT])
@@ -72,11 +80,11 @@ def read_candidates(host: Host, running: str, packages: dict[str, apt.PackageSta
     names: set[str] = set()
     for pattern in kernel.image_name_patterns(running):
         names.update(host.run(["apt-cache", "pkgnames", pattern]).stdout.split())
-    flavour = kernel.parse_release(running).flavour
+    flavour = flavour_of(running)
     releases = {name: kernel.release_of_image_package(name) for name in sorted(names)}
     wanted: list[str] = []
     for name, release in releases.items():
-        if release is not None and kernel.parse_release(release).flavour == flavour:
+        if release is not None and flavour_of(release) == flavour:
             wanted += [name, *kernel.headers_package_names(release)]
     madison = host.run(["apt-cache", "madison", *sorted(set(wanted))], timeout_s=120) if wanted else None
     lines = apt.parse_madison(madison.stdout) if madison else []

@@ -19,14 +19,20 @@ RUNNING = "/proc/sys/kernel/osrelease"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
-def record_fallback(host: Host, release: str) -> Fallback:
-    """What boots the running kernel, with hashes, and the default policy as it was found."""
+def record_fallback(host: Host, release: str, last: Roll | None) -> Fallback:
+    """What boots the running kernel, with hashes, and the default policy as it was found.
+
+    A roll that came back has left its fallback as the explicit default: then the policy is the one that *it* had found.
+    """
     state = boot.read(host)
     files = boot.fallback_hashes(host, state, release)
     entry = state.entry(release)
     if entry is None:
         raise stop("boot.fallback_missing", release, f"no entry on {state.esp}")
-    return Fallback(entry.filename, release, state.default, files)
+    policy = state.default
+    if last is not None and last.fallback and last.result != "good" and policy == last.fallback.entry:
+        policy = last.fallback.policy_before
+    return Fallback(entry.filename, release, policy, files)
 
 
 def loader_conf_change(state: boot.BootState, entry: str | None) -> tuple[str, str, str]:

@@ -29,7 +29,9 @@ ConditionPathExists=!/var/lib/gpuhost/hold
 # Names as /proc/PID/comm has them: cut to 15 characters.
 GPU_SERVICES = frozenset({"nvidia-persiste", "nv-hostengine", "nv-fabricmanage", "nvidia-imex", "dcgm-exporter"})
 GPU_NODE = re.compile(r"/dev/nvidia\d+")
-_LXC_CGROUP = re.compile(r"/lxc(?:\.payload)?[./]([^/\n]+)")
+_LXC_CGROUP = re.compile(r"/lxc\.payload\.([^/\n]+)|/lxc/([^/\n]+)")
+# Virtual machines and other containers: their parents' names in /proc/PID/comm.
+FOREIGN_GUESTS = ("qemu-system", "kvm", "containerd-shim", "conmon")
 
 
 def survey(host: Host) -> list[dict[str, Any]]:
@@ -81,6 +83,13 @@ def in_the_way(host: Host) -> list[Blocker]:
     found = []
     if host.names("/etc/pve/lxc") or host.names("/etc/pve/qemu-server"):
         found.append(blocker("workload.blocks", "/etc/pve", "guests of Proxmox VE", "plain LXC containers only"))
+    for entry in host.names("/proc"):
+        comm = host.read_line(f"/proc/{entry}/comm") if entry.isdigit() else ""
+        in_container = _LXC_CGROUP.search(host.read(f"/proc/{entry}/cgroup") or "") if comm else None
+        if comm.startswith(FOREIGN_GUESTS) and not in_container:
+            found.append(
+                blocker("workload.blocks", f"process {entry} ({comm})", "a guest that this version can't stop")
+            )
     for pid, name, container in gpu_processes(host):
         if container is None and name not in GPU_SERVICES:
             found.append(
@@ -96,7 +105,8 @@ def gpu_processes(host: Host) -> list[tuple[int, str, str | None]]:
         if not pid.isdigit() or not host.holds_open(int(pid), "/dev/nvidia"):
             continue
         match = _LXC_CGROUP.search(host.read(f"/proc/{pid}/cgroup") or "")
-        found.append((int(pid), host.read_line(f"/proc/{pid}/comm"), match.group(1) if match else None))
+        container = (match.group(1) or match.group(2)) if match else None
+        found.append((int(pid), host.read_line(f"/proc/{pid}/comm"), container))
     return found
 
 
@@ -140,6 +150,9 @@ def release(host: Host) -> bool:
         held = host.remove(path) or held
     if held:
         _reload(host)
+        # The condition kept the unit from starting at boot. Without it nobody stops the containers at a shutdown.
+        if host.run(["systemctl", "is-enabled", "lxc.service"]).rc == 0:
+            host.run(["systemctl", "start", "lxc.service"], timeout_s=300)
     return held
 
 

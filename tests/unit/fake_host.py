@@ -31,7 +31,6 @@ class FakeHost(Host):
         self.programs: dict[tuple[str, ...], Answer | Program] = {}
         self.calls: list[list[str]] = []
         self.stdins: list[bytes] = []
-        self.detached: list[list[str]] = []
         self.nodes: dict[str, tuple[int, int]] = {}
         self.node_modes: dict[str, int] = {}
         self.free: dict[str, int] = {}
@@ -94,11 +93,6 @@ class FakeHost(Host):
         if argv[0] not in READS_ONLY:
             self._effect(" ".join(argv))
         return Result(tuple(argv), rc, out, err)
-
-    def start_detached(self, argv: list[str]) -> None:
-        self.detached.append(list(argv))
-        self.rebooting = self.rebooting or argv[-2:] == ["systemctl", "reboot"]
-        self._effect(" ".join(argv))
 
     def write_atomic(self, path: str, data: bytes, mode: int | None = 0o644) -> None:
         super().write_atomic(path, data, mode)

@@ -109,7 +109,6 @@ def test_why_a_rebuild_is_needed(host: FakeHost) -> None:
     ]
 
 
-@pytest.mark.xfail(strict=True, reason="a copy that was cut is found by the preflight only, on every rerun")
 @pytest.mark.parametrize("file", ["linux", f"initrd.img-{NEW}"])
 def test_a_cut_copy_on_the_esp_is_a_reason(host: FakeHost, file: str) -> None:
     host.put(f"{ESP}/{MACHINE}/{NEW}/{file}", "cut")

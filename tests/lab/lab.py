@@ -1,0 +1,142 @@
+"""The lab as the tests see it: machines, the ``gpuhost`` command, checksums of what must not change."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+INVENTORY = ROOT / "inventory" / "lab" / "hosts.yml"
+CONTAINER = "gpu-ct"
+OLD = "6.1."
+TARGET = "6.12"
+
+
+def lab(*arguments: str, timeout_s: float = 900) -> str:
+    """Run the lab's command; its output. A failure is a test error with the lab's own message."""
+    argv = [sys.executable, "-m", "gpuhost_lab", *arguments]
+    result = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)
+    assert result.returncode == 0, f"{' '.join(argv)}\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
+    return result.stdout
+
+
+def guest(name: str, *argv: str, timeout_s: float = 120) -> str:
+    """Run a program in a machine as root; its output."""
+    command = [sys.executable, "-m", "gpuhost_lab", "ssh", "--name", name, "--", *argv]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)
+    assert result.returncode == 0, f"{name}: {' '.join(argv)}\n{result.stdout}\n{result.stderr}"
+    return result.stdout
+
+
+def boot_id(name: str) -> str:
+    """The machine's boot id."""
+    return guest(name, "cat", "/proc/sys/kernel/random/boot_id").strip()
+
+
+def kernel(name: str) -> str:
+    """The machine's running kernel."""
+    return guest(name, "uname", "-r").strip()
+
+
+def container_state(name: str) -> str:
+    """``RUNNING`` or ``STOPPED``."""
+    return guest(name, "lxc-info", "-n", CONTAINER, "-s", "-H").strip()
+
+
+def checksums(name: str) -> str:
+    """Checksums of /etc, /boot with the ESP, the container's config, and the list of packages.
+
+    The files that any boot or login writes are left out by name, each with its reason.
+    """
+    listing = guest(
+        name, "find", "/etc", "/boot", f"/var/lib/lxc/{CONTAINER}/config", "/var/lib/gpuhost",
+        "-xdev", "-type", "f", "-not", "-name", "random-seed",  # systemd-boot's, new at every boot
+        "-exec", "sha256sum", "{}", "+",
+        timeout_s=300,
+    ) if guest(name, "mkdir", "-p", "/var/lib/gpuhost") == "" else ""  # fmt: skip
+    esp = guest(name, "find", "/boot/efi", "-xdev", "-type", "f", "-not", "-name", "random-seed", "-exec", "sha256sum", "{}", "+")
+    packages = guest(name, "dpkg-query", "-W")
+    return "\n".join(sorted(f"{listing}\n{esp}".splitlines())) + packages
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished ``gpuhost`` command."""
+
+    exit_status: int
+    output: str
+    seconds: float
+    folder: Path | None
+
+    def document(self, host: str, kind: str) -> dict[str, Any]:
+        """One of the run's JSON documents."""
+        assert self.folder is not None, self.output
+        return dict(json.loads((self.folder / host / f"{kind}.json").read_text()))
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """``run.json``."""
+        assert self.folder is not None, self.output
+        return dict(json.loads((self.folder / "run.json").read_text()))
+
+    def causes(self, host: str) -> list[str]:
+        """The causes of a host's failures, in order."""
+        return [item["cause"] for item in self.record["failures"] if item["host"] == host]
+
+
+def start_gpuhost(runs: Path, *arguments: str, log: Path) -> subprocess.Popen[bytes]:
+    """Start the command with its output in a file."""
+    with log.open("wb") as out:
+        return subprocess.Popen(
+            [str(BIN / "gpuhost"), *arguments, "--runs", str(runs)], cwd=ROOT, stdout=out, stderr=subprocess.STDOUT
+        )
+
+
+def gpuhost(runs: Path, *arguments: str, timeout_s: float = 1800) -> Run:
+    """Run the command to its end and collect its records."""
+    before = set(runs.glob("*")) if runs.exists() else set()
+    runs.mkdir(parents=True, exist_ok=True)
+    log = runs.parent / f"{runs.name}-{time.monotonic_ns()}.log"
+    begun = time.monotonic()
+    process = start_gpuhost(runs, *arguments, log=log)
+    try:
+        status = process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return finished(runs, before, status, log, time.monotonic() - begun)
+
+
+def finished(runs: Path, before: set[Path], status: int, log: Path, seconds: float) -> Run:
+    """The records of the run that is new in a runs folder."""
+    new = sorted(path for path in set(runs.glob("*")) - before if path.is_dir())
+    output = log.read_text(errors="replace")
+    print(output[-6000:])  # pytest shows it where a test fails
+    return Run(status, output, seconds, new[-1] if new else None)
+
+
+def playbook(runs: Path, name: str, *arguments: str, timeout_s: float = 1800) -> Run:
+    """Run a playbook by plain ansible-playbook."""
+    before = set(runs.glob("*")) if runs.exists() else set()
+    runs.mkdir(parents=True, exist_ok=True)
+    log = runs.parent / f"{runs.name}-{time.monotonic_ns()}.log"
+    environment = {
+        **os.environ,
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "GPUHOST_RUNS_DIR": str(runs),
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+    }
+    argv = [str(BIN / "ansible-playbook"), str(ROOT / "playbooks" / f"{name}.yml"), "-i", str(INVENTORY), *arguments]
+    begun = time.monotonic()
+    with log.open("wb") as out:
+        status = subprocess.run(
+            argv, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT, timeout=timeout_s, check=False
+        ).returncode
+    return finished(runs, before, status, log, time.monotonic() - begun)
