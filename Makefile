@@ -28,7 +28,7 @@ system: ## the Debian packages that the lab needs; says which command needs root
 	@$(PYTHON) tools/system_packages.py
 
 demo: install system ## roll a real kernel upgrade over one lab machine and leave a report
-	$(BIN)/python -m gpuhost_lab demo
+	$(BIN)/python tools/demo.py
 
 test: install-test system ## every test that needs no GPU
 	$(BIN)/python tools/run_tests.py

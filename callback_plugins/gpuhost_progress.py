@@ -59,7 +59,7 @@ try:
     from gpuhost_cli import outcomes, report
     from gpuhost_cli.progress import Expectations, ProgressClock
     from gpuhost_cli.records import Recorder, find_documents, new_run_id, one_line
-    from gpuhost_cli.show import lines_of
+    from gpuhost_cli.show import lines_of, summary
 except ImportError as error:
     IMPORT_ERROR: ImportError | None = error
 else:
@@ -277,6 +277,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no type
             self._display.warning(f"gpuhost: the report could not be written: {error}")
             return
         if self._clock is not None:
+            for line in summary(report.build(run_dir)):
+                self._clock.show(line)
             self._clock.say(f"report: {path}")
 
 

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gpuhost_cli.report import Report
+
 INDENT = "          "
 """As wide as the clock's stamp, so that the lines stand under the step they belong to."""
 
@@ -21,6 +23,20 @@ def lines_of(result: Mapping[str, Any], diff: bool) -> list[str]:
     if diff:
         found += _diff_lines(result)
     return [INDENT + line for line in found]
+
+
+def summary(report: Report) -> list[str]:
+    """How each host came out: one line, and below it cause, what was seen, and what to do next."""
+    lines = []
+    for host in report.hosts:
+        lines.append(f"{host.host}: {host.sentence}")
+        for failure in host.failures[-1:]:
+            seen = f"{failure.observed}, expected {failure.expected}" if failure.expected else failure.observed
+            about = f"{failure.object}: " if failure.object else ""
+            lines.append(f"{INDENT}{failure.cause}: {about}{seen or failure.message}")
+        if host.next_step:
+            lines.append(f"{INDENT}next: {host.next_step}")
+    return lines
 
 
 def _step_lines(result: Mapping[str, Any]) -> list[str]:

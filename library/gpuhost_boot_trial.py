@@ -49,7 +49,9 @@ STOP_FOR_GATE_S = 60
 
 
 def hold(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.Done:
-    """Record the fallback once, then make it the explicit default."""
+    """Record the fallback once, then make it the explicit default. A promoted kernel is not taken back by a rerun."""
+    if roll.promoted_at is not None:
+        return steps.Done(roll)
     fallback = roll.fallback or trial.record_fallback(host, roll.running_before, load(host))
     path, before, after = trial.loader_conf_change(boot.read(host), fallback.entry)
     roll = replace(roll, fallback=fallback)

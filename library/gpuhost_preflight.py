@@ -39,6 +39,8 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Take every proof; stop at the first that does not hold."""
 
     def prove(roll: Roll) -> steps.Done:
+        if roll.promoted_at is not None:
+            return steps.Done(roll, changed=False, answer={"skipped_because": f"{roll.target} is promoted already"})
         if check and not host.exists(f"/boot/vmlinuz-{roll.target}"):
             return steps.Done(roll, changed=False, answer={"skipped_because": f"{roll.target} is not installed yet"})
         if check:

@@ -49,6 +49,8 @@ from ansible.module_utils.gpuhost.rollfile import Roll, closed, save
 
 def drain(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.Done:
     """Remember first, hold second, stop last: a controller that dies in between leaves a roll that knows."""
+    if roll.promoted_at is not None:
+        return steps.Done(roll)  # a rerun that has only the hand back left
     roll = replace(roll, workloads=workloads.remembered(host, roll))
     running = [item.name for item in roll.workloads if item.name in workloads.running_containers(host)]
     blockers = workloads.in_the_way(host)

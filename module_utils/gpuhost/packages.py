@@ -63,7 +63,8 @@ def finish_interrupted(host: Host, timeout_s: int) -> list[str]:
         return []
     result = host.run(["dpkg", "--force-confdef", "--force-confold", "--configure", "-a"], timeout_s=timeout_s)
     if result.rc != 0:
-        raise stop("apt.half_configured", "dpkg --configure -a", result.last_line)
+        code = "apt.locked" if LOCKED.search(result.stderr) else "apt.half_configured"
+        raise stop(code, "dpkg --configure -a", result.last_line)
     return [f"configured {name}, which an interrupted dpkg had left" for name in broken]
 
 

@@ -61,7 +61,21 @@ def checksums(name: str) -> str:
         "-exec", "sha256sum", "{}", "+",
         timeout_s=300,
     ) if guest(name, "mkdir", "-p", "/var/lib/gpuhost") == "" else ""  # fmt: skip
-    esp = guest(name, "find", "/boot/efi", "-xdev", "-type", "f", "-not", "-name", "random-seed", "-exec", "sha256sum", "{}", "+")
+    esp = guest(
+        name,
+        "find",
+        "/boot/efi",
+        "-xdev",
+        "-type",
+        "f",
+        "-not",
+        "-name",
+        "random-seed",
+        "-exec",
+        "sha256sum",
+        "{}",
+        "+",
+    )
     packages = guest(name, "dpkg-query", "-W")
     return "\n".join(sorted(f"{listing}\n{esp}".splitlines())) + packages
 

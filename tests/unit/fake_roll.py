@@ -85,9 +85,9 @@ def step(host: FakeHost, name: str, *, check: bool = False, **given: Any) -> dic
     return answer
 
 
-def prepared(host: FakeHost) -> dict[str, Any]:
+def prepared(host: FakeHost, **changes: Any) -> dict[str, Any]:
     """Everything up to the drain; the plan."""
-    plan = plan_of(host)
+    plan = plan_of(host, **changes)
     step(host, "gpuhost_boot_trial", action="hold", plan=plan)
     step(host, "gpuhost_kernel_upgrade")
     step(host, "gpuhost_boot_config")

@@ -47,6 +47,8 @@ def lxc_stop(host: FakeHost, argv: list[str]) -> Answer:
 
 def bootctl(host: FakeHost, argv: list[str]) -> Answer:
     """set-oneshot: an EFI variable, and no check of the name."""
+    if argv[1] != "set-oneshot":
+        return 0, "systemd 252 (252.39-1~deb12u1)\n", ""
     variable = host.path(f"{EFIVARS}/LoaderEntryOneShot-{GUID}")
     if argv[2]:
         variable.write_bytes(encode_efi_string(argv[2]))
@@ -135,6 +137,12 @@ def apt_get(host: FakeHost, argv: list[str]) -> Answer:
     return 0, text, ""
 
 
+def dpkg(host: FakeHost, argv: list[str]) -> Answer:
+    """``--configure -a``."""
+    _install(host, [(name, version) for name, (version, state) in host.packages.items() if state in ("iF", "iU")])
+    return 0, "", ""
+
+
 def _known(host: FakeHost, name: str, version: str) -> bool:
     in_archive = any(row[:2] == (name, version) for row in host.archive)
     return in_archive or host.packages.get(name, ("", ""))[0] == version
@@ -168,7 +176,7 @@ PROGRAMS = {
     "modinfo": modinfo,
     "modprobe": lambda host, argv: (0, "", ""),
     "dpkg-query": dpkg_query,
-    "dpkg": lambda host, argv: (0, "", ""),
+    "dpkg": dpkg,
     "apt-cache": apt_cache,
     "apt-get": apt_get,
 }

@@ -23,7 +23,7 @@ def host(tmp_path: Path) -> FakeHost:
 
 def test_nothing_differs_where_everything_is_as_wanted(host: FakeHost) -> None:
     assert wanted_files(host, {"panic": "30"}, NOTHING) == []
-    assert boot_config.needs_rebuild(host, NEW, {"panic": "30"}) == []
+    assert boot_config.needs_rebuild(host, NEW, {"panic": "30"}, []) == []
 
 
 def test_an_argument_is_added_to_the_file(host: FakeHost) -> None:
@@ -68,7 +68,6 @@ def test_a_users_own_panic_wins(own: str) -> None:
     assert wanted_arguments(f"root=x {own}", {"panic": "30", "quiet": ""}) == {"quiet": True}
 
 
-@pytest.mark.xfail(strict=True, reason="panic=0 means: stay dead; a trial that panics never comes back")
 def test_a_panic_that_waits_for_ever_does_not_win() -> None:
     assert wanted_arguments("root=x panic=0", {"panic": "30"}) == {"panic": "30"}
 
@@ -87,7 +86,6 @@ def test_the_same_wish_gives_the_same_bytes() -> None:
     assert render_modprobe(one) == render_modprobe(other)
 
 
-@pytest.mark.xfail(strict=True, reason="no options wanted leaves the file of an earlier roll as it is")
 def test_options_that_are_no_longer_wanted_go(host: FakeHost) -> None:
     host.put(MODPROBE_FILE, render_modprobe(HMM))
     assert [change.path for change in wanted_files(host, {}, NOTHING)] == [MODPROBE_FILE]
@@ -97,13 +95,13 @@ def test_options_that_are_no_longer_wanted_go(host: FakeHost) -> None:
 
 
 def test_why_a_rebuild_is_needed(host: FakeHost) -> None:
-    assert boot_config.needs_rebuild(host, NEW, {"pcie_aspm": "off"}) == [f"{NEW_ENTRY} lacks pcie_aspm=off"]
+    assert boot_config.needs_rebuild(host, NEW, {"pcie_aspm": "off"}, []) == [f"{NEW_ENTRY} lacks pcie_aspm=off"]
     host.put(MODPROBE_FILE, "x")
     host.aged(f"/boot/initrd.img-{NEW}", 60)
-    assert boot_config.needs_rebuild(host, NEW, {}) == [f"{MODPROBE_FILE} is newer than the initramfs"]
+    assert boot_config.needs_rebuild(host, NEW, {}, []) == [f"{MODPROBE_FILE} is newer than the initramfs"]
     host.path(f"/boot/initrd.img-{NEW}").unlink()
     host.path(f"{ESP}/loader/entries/{NEW_ENTRY}").unlink()
-    assert boot_config.needs_rebuild(host, NEW, {}) == [
+    assert boot_config.needs_rebuild(host, NEW, {}, []) == [
         f"/boot/initrd.img-{NEW} does not exist",
         f"no boot entry for {NEW}",
     ]
@@ -112,7 +110,7 @@ def test_why_a_rebuild_is_needed(host: FakeHost) -> None:
 @pytest.mark.parametrize("file", ["linux", f"initrd.img-{NEW}"])
 def test_a_cut_copy_on_the_esp_is_a_reason(host: FakeHost, file: str) -> None:
     host.put(f"{ESP}/{MACHINE}/{NEW}/{file}", "cut")
-    assert boot_config.needs_rebuild(host, NEW, {}) != []
+    assert boot_config.needs_rebuild(host, NEW, {}, []) != []
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -166,8 +164,7 @@ def test_the_fallbacks_entry_keeps_its_bytes(host: FakeHost) -> None:
     assert roll_of(host).fallback is not None
 
 
-@pytest.mark.parametrize("options", [NOTHING, pytest.param(HMM, marks=pytest.mark.xfail(
-    strict=True, reason="check mode does not know that new module options need a new initramfs"))])  # fmt: skip
+@pytest.mark.parametrize("options", [NOTHING, HMM])
 def test_check_mode_says_what_a_run_does(tmp_path: Path, options: dict[str, dict[str, str]]) -> None:
     answers = []
     for check in (True, False):

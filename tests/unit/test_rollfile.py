@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from fake_host import FakeHost
 from gpuhost.errors import Stop
+from gpuhost.host_io import Host
 from gpuhost.rollfile import (
     ROLL_FILE,
     Fallback,
@@ -160,7 +161,8 @@ def test_downtime_counts_from_the_drain_that_stopped_something() -> None:
     assert roll(steps=(done("drain", 1, False), done("hand_back", 2, True))).downtime_s is None
 
 
-def test_a_power_cut_while_saving_leaves_the_old_or_the_new_roll(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_power_cut_while_saving_leaves_the_old_roll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(str(tmp_path))
     save(host, roll(sentence="old"))
 
     def cut(*_: object) -> None:
