@@ -14,6 +14,7 @@ options:
   host_name: {description: Name of the host in the inventory., type: str, required: true}
   run_id: {description: Name of the run., type: str, required: true}
   plan: {description: 'The plan, which opens the roll where none is open.', type: dict}
+  rebuild: {description: False writes the files only., type: bool, default: true}
   timeout_s: {description: Limit for the initramfs., type: int, default: 1800}
 author: gpuhost
 attributes:
@@ -38,10 +39,13 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
 
     def configure(roll: Roll) -> steps.Done:
         arguments, options = roll.plan["cmdline"], roll.plan["modprobe_options"]
+        if check and params["rebuild"]:
+            # The files were shown by the step before, and the kernel package's hooks use them.
+            return steps.Done(roll)
         changes = boot_config.wanted_files(host, arguments, options)
         if not check:
             boot_config.write(host, changes)
-        reasons = boot_config.needs_rebuild(host, roll.target, arguments, changes)
+        reasons = boot_config.needs_rebuild(host, roll.target, arguments, changes) if params["rebuild"] else []
         if reasons and not check:
             boot_config.rebuild(host, roll.target, params["timeout_s"])
         lines = [f"{change.path} written" for change in changes]
@@ -57,12 +61,20 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
         )
         return steps.Done(roll, tuple(lines), diffs)
 
-    return steps.run_step(host, params, check, "prepare", "configure the target's boot", configure)
+    step = "configure the target's boot" if params["rebuild"] else "write arguments and options"
+    return steps.run_step(host, params, check, "prepare", step, configure)
 
 
 def main() -> None:
     """Run as a module."""
-    run_module({**steps.ARGUMENTS, "timeout_s": {"type": "int", "default": 1800}}, work)
+    run_module(
+        {
+            **steps.ARGUMENTS,
+            "rebuild": {"type": "bool", "default": True},
+            "timeout_s": {"type": "int", "default": 1800},
+        },
+        work,
+    )
 
 
 if __name__ == "__main__":

@@ -43,7 +43,13 @@ STEPS = [
     Step("types", tool("mypy", *PYTHON_FOLDERS), 30, "lint"),
     Step("types of the lab", tool("mypy", "--namespace-packages", "-p", "molecule.lab"), 10, "lint"),
     Step("yamllint", tool("yamllint", "--strict", "."), 5, "lint"),
-    Step("ansible-lint", tool("ansible-lint", "--offline", "--strict"), 60, "lint"),
+    # ansible-lint checks each playbook's syntax without an inventory, which our configuration takes for an error.
+    Step(
+        "ansible-lint",
+        ["env", "ANSIBLE_INVENTORY_UNPARSED_FAILED=false", *tool("ansible-lint", "--strict")],
+        60,
+        "lint",
+    ),
     Step("floor 3.10, the host's", tool("vermin", "-q", "-t=3.10-", "--no-tips", "library", "module_utils"), 5, "lint"),
     Step("floor 3.9, the workload's", tool("vermin", "-q", "-t=3.9-", "--no-tips", "gpu_checks"), 5, "lint"),
     Step("generated pages are up to date", tool("python", "-m", "gpuhost_cli.docs", "--check"), 2, "lint"),

@@ -55,29 +55,12 @@ def checksums(name: str) -> str:
 
     The files that any boot or login writes are left out by name, each with its reason.
     """
-    listing = guest(
-        name, "find", "/etc", "/boot", f"/var/lib/lxc/{CONTAINER}/config", "/var/lib/gpuhost",
-        "-xdev", "-type", "f", "-not", "-name", "random-seed",  # systemd-boot's, new at every boot
-        "-exec", "sha256sum", "{}", "+",
-        timeout_s=300,
-    ) if guest(name, "mkdir", "-p", "/var/lib/gpuhost") == "" else ""  # fmt: skip
-    esp = guest(
-        name,
-        "find",
-        "/boot/efi",
-        "-xdev",
-        "-type",
-        "f",
-        "-not",
-        "-name",
-        "random-seed",
-        "-exec",
-        "sha256sum",
-        "{}",
-        "+",
-    )
-    packages = guest(name, "dpkg-query", "-W")
-    return "\n".join(sorted(f"{listing}\n{esp}".splitlines())) + packages
+    guest(name, "mkdir", "-p", "/var/lib/gpuhost")
+    places = ("/etc", "/boot", "/boot/efi", f"/var/lib/lxc/{CONTAINER}/config", "/var/lib/gpuhost")
+    # random-seed is systemd-boot's, new at every boot
+    select = ("-xdev", "-type", "f", "-not", "-name", "random-seed", "-exec", "sha256sum", "{}", "+")
+    listing = guest(name, "find", *places, *select, timeout_s=300)
+    return "\n".join(sorted(set(listing.splitlines()))) + guest(name, "dpkg-query", "-W")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from pathlib import Path
@@ -127,8 +128,6 @@ class TestRoll:
 
     def test_the_majors_moved_and_the_rules_followed_by_name(self, runs: Path) -> None:
         newest = sorted(path.parent for path in runs.glob("*/run.json"))[-1]
-        import json
-
         reconcile = json.loads((newest / HOST / "reconcile.json").read_text())
         before, now = reconcile["majors_before"], reconcile["majors_now"]
         assert before["nvidia-uvm"] != now["nvidia-uvm"]
