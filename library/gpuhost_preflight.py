@@ -51,7 +51,9 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
         if failed is not None and not check:
             found = blocker(failed.cause or "", failed.name, failed.observed, failed.expected, failed.next_step)
             raise Stop(found, (as_dict(document),))
-        lines = tuple(preflight.as_lines(document))
+        lines = (f"all {len(document.proofs)} proofs hold for {roll.target}",)
+        if failed is not None:
+            lines = (f"would stop: {failed.cause}: {failed.name}: {failed.observed}",)
         return steps.Done(roll, lines, documents=(as_dict(document),), changed=False)
 
     return steps.run_step(host, params, check, "prepare", "prove the target ready", prove)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -25,11 +26,17 @@ def lab(*arguments: str) -> list[str]:
     return [str(BIN / "python"), "-m", "gpuhost_lab", *arguments]
 
 
+def lab_playbook(name: str) -> list[str]:
+    """The lab's create or destroy playbook for the demo's machine."""
+    variables = json.dumps({"lab_machines": [NAME]})
+    return [str(BIN / "ansible-playbook"), f"molecule/default/{name}.yml", "-i", "localhost,", "-e", variables]
+
+
 def main() -> int:
     """Create, roll, show, destroy. The machine goes away also where the roll fails; the report stays."""
     begun = time.monotonic()
     keep = os.environ.get("KEEP") == "1"
-    status = run("A lab machine: Debian 12, kernel 6.1, stub NVIDIA driver, one container", lab("up", "--name", NAME))
+    status = run("A lab machine: Debian 12, kernel 6.1, stub NVIDIA driver, one container", lab_playbook("create"))
     if status != 0:
         return status
     roll = ["upgrade", "-i", "inventory/lab/hosts.yml", "--limit", NAME, "--target", "6.12"]
@@ -41,7 +48,7 @@ def main() -> int:
             f"\nThe machine stays up: {' '.join(lab('ssh', '--name', NAME))}; throw it away with lab down --name {NAME}"
         )
     else:
-        run("The machine is thrown away (KEEP=1 make demo leaves it up)", lab("down", "--name", NAME))
+        run("The machine is thrown away (KEEP=1 make demo leaves it up)", lab_playbook("destroy"))
     reports = sorted((ROOT / "runs").glob("*/report.html"))
     minutes = (time.monotonic() - begun) / 60
     print(f"\ndemo: {'good' if status == 0 else f'exit status {status}'} after {minutes:.1f} minutes")

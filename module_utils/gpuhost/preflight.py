@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from . import apt, boot, cmdline, dkms
 from .boot_config import MODPROBE_FILE, reboots_on_panic, wanted_arguments
@@ -39,11 +38,12 @@ def proof(name: str, ok: bool, code: str, observed: str, expected: str) -> Proof
 def driver_proofs(host: Host, release: str) -> list[Proof]:
     """Headers there, the driver built for exactly this kernel, every module of it there."""
     files = boot.module_files(host, release)
+    information = module_information(host, [path for path in files.values() if path is not None])
     magic, versions = {}, {}
     for module, path in files.items():
         if path is not None:
-            magic[module] = _modinfo(host, "vermagic", path)
-            versions[module] = _modinfo(host, "version", path)
+            magic[module] = information.get(path, {}).get("vermagic", "")
+            versions[module] = information.get(path, {}).get("version", "")
     found = dkms.prove(
         release,
         dkms.parse_status(host.run(["dkms", "status"]).stdout),
@@ -70,8 +70,19 @@ def _next(code: str | None) -> str:
     return cause(code).next_step if code else ""
 
 
-def _modinfo(host: Host, field: str, path: str) -> str:
-    return host.run(["modinfo", "-F", field, path]).stdout.strip()
+def module_information(host: Host, paths: list[str]) -> dict[str, dict[str, str]]:
+    """``modinfo`` of several module files in one call: path -> field -> value (the first, where one repeats)."""
+    if not paths:
+        return {}
+    found: dict[str, dict[str, str]] = {}
+    current: dict[str, str] = {}
+    for line in host.run(["modinfo", *paths]).stdout.splitlines():
+        key, colon, value = line.partition(":")
+        if key == "filename":
+            current = found.setdefault(value.strip(), {})
+        elif colon:
+            current.setdefault(key, value.strip())
+    return found
 
 
 def entry_proofs(host: Host, state: boot.BootState, release: str, arguments: dict[str, str | None]) -> list[Proof]:
@@ -170,13 +181,3 @@ def package_proof(host: Host) -> Proof:
 def first_failure(document: Preflight) -> Proof | None:
     """The first proof that does not hold; None where the host is ready."""
     return next((item for item in document.proofs if not item.ok), None)
-
-
-def as_lines(document: Preflight) -> list[str]:
-    """The proofs in one line each."""
-    return [f"{'ok  ' if item.ok else 'FAIL'} {item.name}: {item.observed}" for item in document.proofs]
-
-
-def summary(document: Preflight) -> dict[str, Any]:
-    """Counts for the stage's line."""
-    return {"proofs": len(document.proofs), "failed": sum(not item.ok for item in document.proofs)}

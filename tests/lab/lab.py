@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -25,6 +28,48 @@ def lab(*arguments: str, timeout_s: float = 900) -> str:
     result = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)
     assert result.returncode == 0, f"{' '.join(argv)}\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
     return result.stdout
+
+
+def create(name: str) -> None:
+    """Make a machine by the lab's own playbook, as molecule and the demo do."""
+    variables = json.dumps({"lab_machines": [name]})
+    argv = [str(BIN / "ansible-playbook"), str(ROOT / "molecule" / "default" / "create.yml"), "-i", "localhost,"]
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+    subprocess.run([*argv, "-e", variables], cwd=ROOT, env=environment, timeout=1800, check=True)
+
+
+def other_way(folder: Path, name: str, way: str) -> str:
+    """An inventory that reaches a machine as its user with sudo, directly or by a jump over the machine itself."""
+    host = yaml.safe_load(INVENTORY.read_text())["gpu_hosts"]["hosts"][name]
+    known = re.search(r"UserKnownHostsFile=(\S+)", host["ansible_ssh_common_args"])
+    assert known
+    config = folder / "ssh_config"
+    config.write_text(f"""
+Host jump
+  HostName 127.0.0.1
+  Port {host["ansible_port"]}
+Host behind
+  HostName 127.0.0.1
+  Port 22
+  ProxyJump jump
+Host *
+  User operator
+  IdentityFile {host["ansible_ssh_private_key_file"]}
+  IdentitiesOnly yes
+  UserKnownHostsFile {known.group(1)}
+  StrictHostKeyChecking yes
+  HostKeyAlias [127.0.0.1]:{host["ansible_port"]}
+""")
+    target = {
+        "ansible_host": "behind" if way == "jump host" else "jump",
+        "ansible_user": "operator",
+        "ansible_become": True,
+        "ansible_ssh_common_args": f"-F {config}",
+        "ansible_python_interpreter": "/usr/bin/python3",
+    }
+    path = folder / "hosts.yml"
+    path.write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {name: target}}}))
+    return str(path)
 
 
 def guest(name: str, *argv: str, timeout_s: float = 120) -> str:

@@ -17,11 +17,14 @@ from tests.lab.lab import (
     boot_id,
     checksums,
     container_state,
+    create,
     finished,
     gpuhost,
     guest,
     kernel,
     lab,
+    other_way,
+    playbook,
     start_gpuhost,
 )
 
@@ -36,7 +39,7 @@ class TestRoll:
     before = ""
 
     def test_a_machine_is_there(self) -> None:
-        lab("up", "--name", HOST)
+        create(HOST)
         assert kernel(HOST).startswith(OLD)
         assert container_state(HOST) == "RUNNING"
         TestRoll.before = checksums(HOST)
@@ -108,9 +111,11 @@ class TestRoll:
         # what the incident was: nobody starts the container after an unplanned reboot
         guest(HOST, "lxc-start", "-n", CONTAINER)
 
-    def test_the_same_command_finishes_the_roll(self, runs: Path) -> None:
-        run = gpuhost(runs, *UPGRADE, TARGET)
+    def test_the_same_roll_by_plain_ansible_finishes_the_work(self, runs: Path) -> None:
+        """Begun by the command, finished by ansible-playbook: the host knows where it stands, not the controller."""
+        run = playbook(runs, "upgrade", "--limit", HOST, "-e", f"target={TARGET}")
         assert run.exit_status == 0, run.output[-4000:]
+        assert re.search(r"\d:\d\d of about |, no estimate yet", run.output), "no line of the callback's clock"
         assert kernel(HOST).startswith(TARGET)
         assert container_state(HOST) == "RUNNING"
         assert run.document(HOST, "outcome")["state"] == "good"
@@ -152,6 +157,30 @@ class TestRoll:
         assert run.seconds < 60
         assert boot_id(HOST) == boot
         assert checksums(HOST) == before
+
+    def test_gate_and_reconcile_by_themselves(self, runs: Path) -> None:
+        reconciled = gpuhost(runs, "reconcile", "-i", str(INVENTORY), "--limit", HOST)
+        assert reconciled.exit_status == 0
+        assert not [task for task in reconciled.record["tasks"] if task["status"] == "changed"]
+        gated = gpuhost(runs, "gate", "-i", str(INVENTORY), "--limit", HOST)
+        assert gated.exit_status == 0
+        assert gated.document(HOST, "verdict")["status"] == "pass"
+
+    @pytest.mark.parametrize("stage", ["drain", "trial", "promote", "hand_back"])
+    def test_a_stage_without_a_roll_says_so(self, runs: Path, stage: str) -> None:
+        boot = boot_id(HOST)
+        run = gpuhost(runs, stage, "-i", str(INVENTORY), "--limit", HOST)
+        assert run.exit_status == 2
+        assert run.causes(HOST)[0] == "roll.not_open"
+        assert boot_id(HOST) == boot
+        assert container_state(HOST) == "RUNNING"
+
+    @pytest.mark.parametrize("way", ["sudo", "jump host"])
+    def test_other_ways_to_the_host(self, runs: Path, tmp_path: Path, way: str) -> None:
+        """As a user with sudo; through a jump host. Host keys are checked on the whole way."""
+        run = gpuhost(runs, "survey", "-i", other_way(tmp_path, HOST, way))
+        assert run.exit_status == 0, run.output[-3000:]
+        assert run.document(HOST, "facts")["kernel"]["release"].startswith(TARGET)
 
     def test_no_play_had_a_deprecation_warning(self, runs: Path) -> None:
         logs = list(runs.glob("*/ansible.log"))

@@ -98,9 +98,6 @@ DEFECTS: dict[str, tuple[str, Callable[[FakeHost], None]]] = {
     "argument missing": (
         "boot.cmdline_missing", _text(f"{ESP}/loader/entries/{NEW_ENTRY}", entry_text(NEW, f"{CMDLINE} panic=30")),
     ),
-    "stays dead after a panic": (
-        "boot.no_panic_reboot", _text(f"{ESP}/loader/entries/{NEW_ENTRY}", entry_text(NEW, f"{CMDLINE} {FLAG} panic=0")),
-    ),
     "no bootctl": ("boot.no_bootctl", lambda host: host.programs.update({("bootctl",): (127, "", "bootctl: not found")})),
     "initramfs older than its options": ("boot.initramfs_missing", _old_initrd),
     "fallback's options changed": (

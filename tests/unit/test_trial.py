@@ -353,7 +353,6 @@ def test_what_fails_after_promote_does_not_reboot_into_the_old_kernel(host: Fake
     assert boots_by_itself(host) == NEW
 
 
-@pytest.mark.xfail(strict=True, reason="hold takes a promotion back and leaves it on record")
 def test_a_rerun_after_promote_keeps_the_promotion(host: FakeHost) -> None:
     on_trial(host)
     act(host, "promote", verdict=PASSED)

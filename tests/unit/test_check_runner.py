@@ -1,0 +1,178 @@
+"""Where the checks run and how: exact argv, the archive on stdin, and every failure is a measurement."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_host import FakeHost
+from fake_roll import HOST_NAME, RUN_ID, debian_host, prepared, roll_of, step
+from fake_tree import CONTAINER, PLAIN
+from gpuhost import check_runner
+from gpuhost.check_runner import ARCHIVE, BOOTSTRAP
+from gpuhost.errors import Stop
+
+PYZ = b"PK\x03\x04 not really"
+ENCODED = base64.b64encode(PYZ).decode()
+MEASURED: dict[str, Any] = {
+    "name": "device_access", "value": 1, "unit": "gpus", "method": "x", "clock": None, "samples": None,
+    "status": "measured", "cause": None, "seconds": 0.1, "detail": {},
+}  # fmt: skip
+GOOD = json.dumps({"python": "3.11.2", "tool_version": "0.1.0", "measurements": [MEASURED]})
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> FakeHost:
+    made = debian_host(tmp_path)
+    made.programs["lxc-attach",] = (0, GOOD, "")
+    return made
+
+
+def measure(host: FakeHost, target: str = CONTAINER, checks: tuple[str, ...] = ("device_access",)) -> dict[str, Any]:
+    return check_runner.measure(host, target, PYZ, list(checks), "/opt/venv/bin/python3", 20)
+
+
+def test_in_a_container_the_archive_comes_on_stdin_and_no_shell_runs(host: FakeHost) -> None:
+    answer = measure(host)
+    (call,) = host.ran("lxc-attach")
+    split = call.index("--")
+    assert call[:split] == [
+        "lxc-attach", "-n", CONTAINER, "--clear-env", "--set-var", "PATH=/usr/local/bin:/usr/bin:/bin",
+    ]  # fmt: skip
+    assert call[split + 1 : split + 4] == ["/opt/venv/bin/python3", "-c", BOOTSTRAP]
+    assert call[split + 4 :] == ["device_access", "--json", "--timeout", "20", "--expect-gpus", "1"]
+    assert host.stdins[host.calls.index(call)] == PYZ
+    assert answer["measurements"] == [MEASURED]
+    assert (answer["python"], answer["target"]) == ("3.11.2", CONTAINER)
+
+
+def test_on_the_host_the_file_runs(host: FakeHost) -> None:
+    host.programs["/opt/venv/bin/python3",] = (0, GOOD, "")
+    measure(host, "host")
+    (call,) = host.ran("/opt/venv/bin/python3")
+    assert call[:3] == ["/opt/venv/bin/python3", ARCHIVE, "device_access"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "cause", "sentence"),
+    [
+        ((127, "", "lxc-attach: No such file or directory"), "check.crashed", "No such file"),
+        ((124, "", "lxc-attach: killed after 50 s"), "check.timeout", "killed after 50 s"),
+        ((1, "", "Traceback\nImportError: no\n"), "check.crashed", "ImportError"),
+        ((0, "", ""), "check.crashed", "exit status 0"),
+        ((0, "[]", ""), "check.crashed", ""),
+        ((0, "{}", ""), "check.crashed", ""),
+        ((0, GOOD[:50], ""), "check.crashed", ""),
+    ],
+)
+def test_a_failure_is_an_error_for_every_check(
+    host: FakeHost, answer: tuple[int, str, str], cause: str, sentence: str
+) -> None:
+    host.programs["lxc-attach",] = answer
+    found = measure(host, checks=("device_access", "cuda"))["measurements"]
+    assert [(item["name"], item["status"], item["cause"]) for item in found] == [
+        ("device_access", "error", cause),
+        ("cuda", "error", cause),
+    ]
+    assert sentence in found[0]["detail"]["sentence"]
+
+
+def test_the_archive_is_placed_once(host: FakeHost) -> None:
+    assert check_runner.place(host, ENCODED) == PYZ
+    assert host.read_bytes(ARCHIVE) == PYZ
+    effects = len(host.effects)
+    check_runner.place(host, ENCODED)
+    assert len(host.effects) == effects
+
+
+def test_targets(host: FakeHost) -> None:
+    assert check_runner.targets(host, []) == [CONTAINER]
+    assert check_runner.targets(host, ["a", "b"]) == ["a", "b"]
+    host.running = {PLAIN}
+    with pytest.raises(Stop) as caught:
+        check_runner.targets(host, [])
+    assert (caught.value.blocker.cause, caught.value.blocker.object) == ("gate.no_target", CONTAINER)
+
+
+def test_a_host_without_gpu_containers_is_measured_itself(host: FakeHost) -> None:
+    host.path(f"/var/lib/lxc/{CONTAINER}/config").unlink()
+    assert check_runner.targets(host, []) == ["host"]
+
+
+def test_how_many_gpus_a_target_has_to_see(host: FakeHost) -> None:
+    config = host.read(f"/var/lib/lxc/{CONTAINER}/config") or ""
+    config += "lxc.mount.entry = /dev/nvidia1 dev/nvidia1 none bind,optional,create=file\n"
+    host.put(f"/var/lib/lxc/{CONTAINER}/config", config)
+    assert check_runner.expected_gpus(host, CONTAINER) == 2
+    assert check_runner.expected_gpus(host, PLAIN) is None
+    assert check_runner.expected_gpus(host, "host") is None
+    host.put("/proc/driver/nvidia/gpus/0000:01:00.0/information", "Device Minor: \t 0\n")
+    assert check_runner.expected_gpus(host, "host") == 1
+
+
+@pytest.mark.parametrize("rc", [0, 3])
+def test_the_bootstrap_runs_an_archive_from_stdin_and_leaves_nothing(tmp_path: Path, rc: int) -> None:
+    archive = tmp_path / "x.pyz"
+    source = f"import sys\nprint(sys.argv[1:], len(sys.stdin.read()))\nsys.exit({rc})\n"
+    subprocess.run(  # a zipapp with one module
+        [sys.executable, "-c", "import sys,zipfile; zipfile.ZipFile(sys.argv[1],'w').writestr('__main__.py', sys.argv[2])",
+         str(archive), source],
+        check=True,
+    )  # fmt: skip
+    place = tmp_path / "tmp"
+    place.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", BOOTSTRAP, "device_access", "--json"],
+        input=archive.read_bytes(), capture_output=True, check=False, env={"TMPDIR": str(place)},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (rc, b"['device_access', '--json'] 0\n")
+    assert list(place.iterdir()) == []
+
+
+# --- the module
+
+
+def test_inside_a_roll_what_ran_is_started_first(host: FakeHost) -> None:
+    prepared(host)
+    step(host, "gpuhost_workload", state="drained")
+    answer = step(host, "gpuhost_gpu_checks", archive=ENCODED, checks=["device_access"])
+    assert host.running == {CONTAINER}  # the gate starts what it needs and nothing else
+    assert answer["lines"] == [f"container {CONTAINER} started for the gate"]
+    assert answer["targets"][CONTAINER]["measurements"] == [MEASURED]
+    assert answer["targets"][CONTAINER]["stale"] == []
+    assert roll_of(host).steps[-1].stage == "gate"
+    assert answer["gpuhost_documents"][0]["schema"] == "gpuhost.measurements"
+
+
+def test_a_container_that_does_not_start_fails_the_gate(host: FakeHost) -> None:
+    prepared(host)
+    step(host, "gpuhost_workload", state="drained")
+    host.broken = {CONTAINER}
+    with pytest.raises(Stop) as caught:
+        step(host, "gpuhost_gpu_checks", archive=ENCODED, checks=["device_access"])
+    assert caught.value.blocker.cause == "workload.not_back"
+
+
+def test_outside_a_roll_nothing_is_started(host: FakeHost) -> None:
+    answer = step(host, "gpuhost_gpu_checks", archive=ENCODED, checks=["device_access"])
+    assert not answer["changed"]
+    assert host.ran("lxc-start") == []
+
+
+def test_check_mode_measures_nothing(host: FakeHost) -> None:
+    before = host.snapshot()
+    answer = step(host, "gpuhost_gpu_checks", check=True, archive=ENCODED, checks=["device_access"])
+    assert not answer["changed"]
+    assert host.ran("lxc-attach") == []
+    assert host.snapshot() == before
+
+
+def test_the_document(host: FakeHost) -> None:
+    document = check_runner.document(HOST_NAME, RUN_ID, {CONTAINER: measure(host)})
+    assert list(document)[:5] == ["schema", "schema_version", "host", "run_id", "taken_at"]
+    assert document["targets"][CONTAINER]["tool_version"] == "0.1.0"

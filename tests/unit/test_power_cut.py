@@ -1,0 +1,190 @@
+"""A kill or a power cut after every single effect of every step: what the host boots, what it knows, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_host import FakeHost, Killed
+from fake_roll import (
+    PASSED,
+    boots_by_itself,
+    debian_host,
+    one_shot,
+    plan_of,
+    power_cycle,
+    prepared,
+    roll_of,
+    step,
+)
+from fake_tree import CONTAINER, NEW, NEW_ENTRY, OLD, PLAIN
+from gpuhost.rollfile import ROLL_FILE, load
+
+BOTH = {CONTAINER, PLAIN}
+
+
+def hold(host: FakeHost) -> None:
+    step(host, "gpuhost_boot_trial", action="hold", plan=plan_of(host))
+
+
+def drain(host: FakeHost) -> None:
+    step(host, "gpuhost_workload", state="drained")
+
+
+def boot(host: FakeHost) -> None:
+    step(host, "gpuhost_boot_trial", action="boot", allowed=True)
+
+
+def finish(host: FakeHost) -> None:
+    """The rest of the command: from whatever the host stands at to the end."""
+    hold(host)
+    step(host, "gpuhost_kernel_upgrade")
+    step(host, "gpuhost_boot_config")
+    step(host, "gpuhost_preflight")
+    drain(host)
+    boot(host)
+    if host.rebooting:
+        power_cycle(host)
+    step(host, "gpuhost_boot_trial", action="prove")
+    step(host, "gpuhost_lxc_devices")
+    step(host, "gpuhost_boot_trial", action="promote", verdict=PASSED)
+    step(host, "gpuhost_workload", state="handed_back", sentence="passed")
+
+
+STEPS: dict[str, tuple[Callable[[FakeHost], object], Callable[[FakeHost], None]]] = {
+    "hold": (lambda host: None, hold),
+    "drain": (prepared, drain),
+    "boot": (lambda host: (prepared(host), drain(host)), boot),
+}
+
+
+def killed_after(folder: Path, name: str, effect: int) -> tuple[FakeHost, bool]:
+    """The host as it stands after the n-th effect of a step; False where the step had ended before."""
+    before, action = STEPS[name]
+    host = debian_host(folder)
+    before(host)
+    host.effects, host.die_after = [], effect
+    try:
+        action(host)
+    except Killed:
+        host.die_after = None
+        return host, True
+    host.die_after = None
+    return host, False
+
+
+def effects_of(folder: Path, name: str) -> int:
+    host, _ = killed_after(folder, name, 10**6)
+    return len(host.effects)
+
+
+CUTS = [(name, effect) for name, most in (("hold", 4), ("drain", 7), ("boot", 4)) for effect in range(1, most + 1)]
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_every_effect_is_cut(tmp_path: Path, name: str) -> None:
+    assert effects_of(tmp_path, name) <= max(effect for known, effect in CUTS if known == name)
+
+
+@pytest.mark.parametrize(("name", "effect"), CUTS)
+def test_invariants(tmp_path: Path, name: str, effect: int) -> None:
+    host, _ = killed_after(tmp_path, name, effect)
+    # The roll file is readable, and there from the first write on.
+    roll = load(host)
+    assert roll is not None
+    assert roll.is_open
+    # The old kernel boots by itself as soon as anything but the roll file was written.
+    if name != "hold" or effect > 2:
+        assert boots_by_itself(host) == OLD
+    # Only a one-shot leads to the new kernel, and the roll file has counted it before.
+    if one_shot(host) is not None:
+        assert one_shot(host) == NEW_ENTRY
+        assert roll.trial.boots == 1
+    # What ran is remembered and held before the first stop.
+    if host.running != BOTH:
+        assert {item.name for item in roll.workloads if item.was_running} == BOTH
+        assert host.exists("/var/lib/gpuhost/hold")
+
+
+@pytest.mark.parametrize(("name", "effect"), CUTS)
+def test_after_a_power_cut_the_host_boots_the_old_kernel_or_one_counted_trial(
+    tmp_path: Path, name: str, effect: int
+) -> None:
+    host, _ = killed_after(tmp_path, name, effect)
+    if name == "hold" and effect <= 2 and boots_by_itself(host) != OLD:
+        pytest.skip("nothing is installed or changed yet: the host boots what it would have booted without us")
+    boots = [power_cycle(host), power_cycle(host), power_cycle(host)]
+    assert boots[1:] == [OLD, OLD]
+    assert boots[0] == OLD or roll_of(host).trial.boots == 1
+
+
+@pytest.mark.parametrize(("name", "effect"), CUTS)
+def test_the_same_command_again_finishes_after_a_killed_controller(tmp_path: Path, name: str, effect: int) -> None:
+    host, _ = killed_after(tmp_path, name, effect)
+    if host.rebooting:
+        power_cycle(host)
+    finish(host)
+    assert host.boots.count(NEW) == 1  # never booted into a trial twice
+    roll = roll_of(host)
+    assert (roll.state, roll.result, roll.trial.boots) == ("closed", "good", 1)
+    assert boots_by_itself(host) == NEW
+    assert host.running == BOTH
+    assert not host.exists("/var/lib/gpuhost/hold")
+
+
+LATE = ["lxc_devices", "promote", "handed_back"]
+
+
+@pytest.mark.parametrize("late", LATE)
+@pytest.mark.parametrize("effect", range(1, 8))
+def test_a_kill_after_the_trial_is_finished_too(tmp_path: Path, late: str, effect: int) -> None:
+    host = debian_host(tmp_path)
+    prepared(host)
+    drain(host)
+    boot(host)
+    power_cycle(host)
+    after = {
+        "lxc_devices": lambda: step(host, "gpuhost_lxc_devices"),
+        "promote": lambda: step(host, "gpuhost_boot_trial", action="promote", verdict=PASSED),
+        "handed_back": lambda: step(host, "gpuhost_workload", state="handed_back", sentence="passed"),
+    }
+    for name in LATE[: LATE.index(late)]:
+        after[name]()
+    host.effects, host.die_after = [], effect
+    try:
+        after[late]()
+    except Killed:
+        assert load(host) is not None
+    host.die_after = None
+    if not roll_of(host).is_open:
+        pytest.skip("the step had ended")
+    finish(host)
+    assert host.boots.count(NEW) == 1
+    assert (roll_of(host).result, host.running, boots_by_itself(host)) == ("good", BOTH, NEW)
+    config = host.read(f"/var/lib/lxc/{CONTAINER}/config") or ""
+    assert "c 509:* rwm" in config
+    assert "c 504:* rwm" not in config
+
+
+def test_a_panicking_kernel_comes_back_and_is_not_tried_again(tmp_path: Path) -> None:
+    host = debian_host(tmp_path)
+    prepared(host)
+    drain(host)
+    boot(host)
+    assert [power_cycle(host), power_cycle(host)] == [NEW, OLD]  # panic=30 ends the first
+    assert host.running == set()  # held off: no service before the gate
+    step(host, "gpuhost_boot_trial", action="boot_fallback", allowed=True)
+    step(host, "gpuhost_lxc_devices", stage="rollback")
+    step(host, "gpuhost_workload", state="handed_back", stage="rollback", failed=True, cause="trial.wrong_kernel")
+    assert host.running == BOTH
+    assert (roll_of(host).result, roll_of(host).cause) == ("good_on_old", "trial.wrong_kernel")
+    assert [item["cause"] for item in plan_of(host)["blockers"]] == ["trial.expired"]
+
+
+def test_the_roll_file_is_never_half_a_file(tmp_path: Path) -> None:
+    host = debian_host(tmp_path)
+    hold(host)
+    names = host.names("/var/lib/gpuhost")
+    assert host.exists(ROLL_FILE)
+    assert [name for name in names if name.startswith(".")] == []
