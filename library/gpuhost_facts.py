@@ -9,11 +9,14 @@ module: gpuhost_facts
 short_description: Survey a GPU host in one read-only call
 description:
   - Reads kernel, packages, kernel candidates, boot configuration, driver, device majors, containers and the roll file.
-  - With O(refresh_apt=true) apt's package lists are fetched first; nothing else on the host is ever changed.
+  - Where O(apt_max_age_s) says so apt's package lists are fetched first; nothing else on the host is ever changed.
 options:
   host_name: {description: Name of the host in the inventory., type: str, required: true}
   run_id: {description: Name of the run that the document belongs to., type: str, required: true}
-  refresh_apt: {description: Run C(apt-get update) first. Never done in check mode., type: bool, default: false}
+  apt_max_age_s:
+    description: Run C(apt-get update) first where the lists are older; -1 is never, as in check mode.
+    type: int
+    default: -1
 author: gpuhost
 attributes:
   check_mode: {support: full, description: Reads the same in check mode.}
@@ -33,7 +36,8 @@ from ansible.module_utils.gpuhost.survey import collect
 
 def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Collect the facts."""
-    facts = collect(host, params["host_name"], params["run_id"], params["refresh_apt"] and not check)
+    limit = params["apt_max_age_s"]
+    facts = collect(host, params["host_name"], params["run_id"], None if check or limit < 0 else limit)
     return {"changed": False, "facts": facts, "gpuhost_documents": [facts]}
 
 
@@ -43,7 +47,7 @@ def main() -> None:
         {
             "host_name": {"type": "str", "required": True},
             "run_id": {"type": "str", "required": True},
-            "refresh_apt": {"type": "bool", "default": False},
+            "apt_max_age_s": {"type": "int", "default": -1},
         },
         work,
     )

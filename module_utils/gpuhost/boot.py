@@ -47,7 +47,12 @@ class BootState:
         return systemd_boot.default_of(self.loader_conf)
 
     def next_boot(self, one_shot: bool = True) -> systemd_boot.Entry | None:
-        """What the loader would boot now, with or without regard to a one-shot."""
+        """What the loader would boot now, with or without regard to a one-shot.
+
+        None where that depends on what was booted last (``@saved``), which is not known here.
+        """
+        if (self.default or "").lower() == "@saved" and not self.efi_default and not (one_shot and self.one_shot):
+            return None
         return systemd_boot.selected(
             list(self.entries), self.default, self.efi_default, self.one_shot if one_shot else None
         )
@@ -160,4 +165,7 @@ def module_files(host: Host, release: str) -> dict[str, str | None]:
 
 def _variable(host: Host, name: str) -> str | None:
     data = host.read_bytes(f"{EFIVARS}/{name}-{LOADER_GUID}")
-    return (systemd_boot.decode_efi_string(data) or None) if data else None
+    try:
+        return (systemd_boot.decode_efi_string(data) or None) if data else None
+    except ValueError as error:
+        raise stop("host.module_failed", f"EFI variable {name}", str(error), "text as systemd-boot writes it") from error

@@ -43,8 +43,11 @@ class Result:
     @property
     def last_line(self) -> str:
         """The last line that says something, for messages."""
-        lines = [line for line in (self.stderr + "\n" + self.stdout).splitlines() if line.strip()]
-        return lines[-1].strip() if lines else f"exit status {self.rc}"
+        for text in (self.stderr, self.stdout):
+            lines = [line for line in text.splitlines() if line.strip()]
+            if lines:
+                return lines[-1].strip()
+        return f"exit status {self.rc}"
 
 
 class Host:
@@ -175,7 +178,8 @@ class Host:
         A temporary file in the same folder, fsync, rename, fsync of the folder. ``mode`` None leaves the mode to the
         file system: vfat (the ESP) and pmxcfs refuse chmod. Raises Stop with the errno's text.
         """
-        target = self.path(path)
+        # A link stays a link: what it leads to is replaced.
+        target = self.path(path).resolve() if self.path(path).is_symlink() else self.path(path)
         temporary = ""
         try:
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from typing import Any
 from . import cmdline, kernel
 from .boot_config import wanted_arguments
 from .causes import GOOD
-from .debian_version import compare
+from .debian_version import compare_part
 from .documents import Blocker, Outcome, Plan, Step, Target, make_head, seconds_between
 from .errors import blocker
 
@@ -17,6 +17,7 @@ KNOWN_CHECKS = ("device_access", "cuda", "p2p", "allreduce")
 CARRIED_CHECKS = ("device_access",)
 """Checks that this version can really run; the others are shown as not measured."""
 COUNTED = re.compile(r".*\+\d+(-\d+)?\.conf")
+LISTED_PER_SERIES = 3
 STALE_LISTS_S = 7 * 86400  # a week: kernels in Debian's security suite appear about that often
 
 
@@ -66,7 +67,7 @@ def make_plan(facts: dict[str, Any], wishes: Wishes, run_id: str, controller_boo
         steps=() if idle or target is None else _steps(facts, target, wishes),
         blockers=tuple(blockers),
         notes=tuple(notes),
-        candidates=tuple(_describe(item) for item in found),
+        candidates=_listed(found),
         downtime_estimate_s=_last_downtime_s(roll),
     )
 
@@ -79,6 +80,18 @@ def idle_outcome(plan: Plan) -> Outcome:
 
 def _candidate(item: dict[str, Any]) -> kernel.Candidate:
     return kernel.Candidate(**item)
+
+
+def _listed(found: tuple[kernel.Candidate, ...]) -> tuple[str, ...]:
+    """The newest few of each series, newest first: enough to see what was chosen from, and what was passed over."""
+    lines: list[str] = []
+    shown: dict[str, int] = {}
+    for item in found:
+        series = ".".join(kernel.parse_release(item.release).version.split(".")[:2])
+        shown[series] = shown.get(series, 0) + 1
+        if shown[series] <= LISTED_PER_SERIES or item.installed:
+            lines.append(_describe(item))
+    return (*lines, f"and {len(found) - len(lines)} older ones") if len(found) > len(lines) else tuple(lines)
 
 
 def _describe(item: kernel.Candidate) -> str:
@@ -177,10 +190,18 @@ def _fresh_target(
         known = ", ".join(choice.known) or "none"
         return None, blocker("target.unknown", f"--target {wishes.target}", "no kernel matches", f"one of: {known}"), []
     item = choice.candidate
-    if compare(kernel.parse_release(item.release).version, kernel.parse_release(running).version) < 0:
+    if _older(item.release, running):
         return None, blocker("target.not_newer", f"--target {wishes.target}", item.release, f"newer than {running}"), []
     note = [f"{skipped.release} is newer, but has no headers"] if skipped else []
     return _target(item, choice.reason), None, note
+
+
+def _older(release: str, running: str) -> bool:
+    """Whether a release is older than the running one; a self-built kernel's name may not say."""
+    try:
+        return compare_part(kernel.parse_release(release).version, kernel.parse_release(running).version) < 0
+    except ValueError:
+        return False
 
 
 def _target(item: kernel.Candidate, reason: str) -> Target:
@@ -200,8 +221,6 @@ def _settled(facts: dict[str, Any]) -> bool:
     """Whether what runs is also what boots by itself."""
     entries = {entry["filename"]: entry for entry in facts["boot"]["entries"]}
     default = entries.get(facts["boot"]["default_entry"] or "")
-    if facts["boot"]["default"] == "@saved":
-        return False  # the entry last booted, whatever that was
     return default is not None and default["version"] == facts["kernel"]["release"]
 
 
@@ -285,6 +304,6 @@ def _last_downtime_s(roll: dict[str, Any] | None) -> float | None:
     """What the host's last roll took, from the first stop to the last hand-back; None where it has had none."""
     if not roll or roll["state"] != "closed":
         return None
-    starts = [step["started_at"] for step in roll["steps"] if step["stage"] == "drain"]
+    starts = [step["started_at"] for step in roll["steps"] if step["stage"] == "drain" and step["changed"]]
     ends = [step["finished_at"] for step in roll["steps"] if step["stage"] in ("hand_back", "rollback")]
     return seconds_between(starts[0], ends[-1]) if starts and ends else None

@@ -46,7 +46,7 @@ def driver_proofs(host: Host, release: str) -> list[Proof]:
             versions[module] = information.get(path, {}).get("version", "")
     found = dkms.prove(
         release,
-        dkms.parse_status(host.run(["dkms", "status"]).stdout),
+        dkms.parse_status(host.run(["dkms", "status", "-k", release], timeout_s=300).stdout),
         files,
         magic,
         host.exists(f"/lib/modules/{release}/build"),

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .documents import Head, as_dict, make_head, seconds_between, utc_now
+from .documents import SCHEMA_PREFIX, Head, as_dict, make_head, seconds_between, utc_now
 from .errors import stop
 from .host_io import Host
 
@@ -128,6 +128,8 @@ def parse(data: bytes) -> Roll:
     try:
         raw = json.loads(data)
         version = raw.pop("schema_version")
+        if raw["schema"] != SCHEMA_PREFIX + "roll" or raw["state"] not in ("open", "closed"):
+            raise stop("roll.file_unreadable", ROLL_FILE, f"{raw['schema']} in state {raw['state']}", "a roll")
         if version != VERSION:
             raise stop("roll.file_unreadable", ROLL_FILE, f"written in version {version}", f"version {VERSION}")
         head = Head(raw.pop("schema"), version, raw.pop("host"), raw.pop("run_id"), raw.pop("taken_at"))
@@ -147,6 +149,8 @@ def parse(data: bytes) -> Roll:
 def load(host: Host) -> Roll | None:
     """The host's roll, open or closed; None only where there is no file."""
     data = host.read_bytes(ROLL_FILE)
+    if data is None and host.exists(ROLL_FILE):
+        raise stop("roll.file_unreadable", ROLL_FILE, "not a file", "a roll file")
     return None if data is None else parse(data)
 
 

@@ -20,11 +20,15 @@ DPKG_FORMAT = "${Package}\t${Version}\t${db:Status-Abbrev}\n"
 APT_LISTS = "/var/lib/apt/lists"
 
 
-def collect(host: Host, name: str, run_id: str, refresh_apt: bool) -> dict[str, Any]:
-    """``facts.json`` as a dict. Raises Stop where the packages can't be read at all."""
+def collect(host: Host, name: str, run_id: str, apt_max_age_s: int | None) -> dict[str, Any]:
+    """``facts.json`` as a dict. Raises Stop where the packages can't be read at all.
+
+    apt's package lists are fetched first where they are older than ``apt_max_age_s``; never where it is None.
+    """
     head = make_head("facts", name, run_id)
     notes: list[str] = []
-    if refresh_apt:
+    age = host.age_s(APT_LISTS)
+    if apt_max_age_s is not None and (age is None or age > apt_max_age_s):
         result = host.run(["apt-get", "-q", "update"], timeout_s=600)
         if result.rc != 0:
             notes.append(f"apt-get update: {apt.parse_apt_error(result.stderr) or result.last_line}")
@@ -49,7 +53,8 @@ def collect(host: Host, name: str, run_id: str, refresh_apt: bool) -> dict[str, 
         "candidates": [asdict(item) for item in read_candidates(host, running, packages)],
         "boot": boot.survey(host, running),
         "driver": _driver(host),
-        "dkms": [asdict(line) for line in dkms.parse_status(host.run(["dkms", "status"]).stdout)],
+        # dkms status unpacks and compares every module: seconds on a host with several kernels. The preflight needs it.
+        "dkms": [name for name in host.names("/var/lib/dkms") if dkms.is_nvidia_driver(name)],
         "majors": read_majors(host),
         "gpus": _gpus(host),
         "containers": workloads.survey(host),

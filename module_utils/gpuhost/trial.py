@@ -181,7 +181,7 @@ def promote(host: Host, roll: Roll) -> list[str]:
     before = roll.fallback.policy_before
     by_policy = systemd_boot.selected(list(state.entries), before, None, None)
     # @saved means the entry last booted, which a one-shot does not count as: it would lead to the old kernel.
-    leads_there = by_policy is not None and by_policy.filename == target.filename and before != "@saved"
+    leads_there = by_policy is not None and by_policy.filename == target.filename and (before or "").lower() != "@saved"
     choice = before if leads_there else target.filename
     changed = set_default(host, choice)
     entry = boot.read(host).next_boot()

@@ -1,6 +1,7 @@
 """Build the base image once, keep it under the hash of all that it is made of."""
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -126,12 +127,25 @@ def _collect(work: Path, target: Image) -> None:
     (target.folder / "complete").write_text(json.dumps(about) + "\n")
 
 
+def register_user(image_name: str, user: Path) -> None:
+    """Note that a machine or snapshot stands on an image, so that the image is not pruned."""
+    users = cache_root() / image_name / "users"
+    users.mkdir(exist_ok=True)
+    name = hashlib.sha256(str(user).encode()).hexdigest()[:16]
+    (users / name).write_text(str(user))
+
+
+def _is_used(folder: Path) -> bool:
+    return any(Path(note.read_text()).exists() for note in (folder / "users").glob("*"))
+
+
 def _prune(cache: Path, keep: str) -> None:
-    """Remove all but the newest images, and what a killed build left behind."""
+    """Remove all but the newest images and those in use, and what a killed build left behind."""
     for path in cache.glob(".build-*"):
         shutil.rmtree(path, ignore_errors=True)
     images = sorted((p for p in cache.iterdir() if (p / "complete").exists()), key=lambda p: p.stat().st_mtime)
     old = [path for path in images if path.name != keep][: -(KEPT_IMAGES - 1)]
     for path in old:
-        say(f"remove old image {path}")
-        shutil.rmtree(path)
+        if not _is_used(path):
+            say(f"remove old image {path}")
+            shutil.rmtree(path)

@@ -57,7 +57,7 @@ def recipe_paths() -> list[Path]:
     """Every file that goes into the image, in a fixed order."""
     paths = [SOURCES / name for name in RECIPE_FILES]
     for folder in RECIPE_FOLDERS:
-        paths += (path for path in (SOURCES / folder).rglob("*") if path.is_file())
+        paths += (path for path in (SOURCES / folder).rglob("*") if path.is_file() and path.suffix != ".pyc")
     return sorted(paths)
 
 

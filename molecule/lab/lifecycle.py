@@ -7,7 +7,7 @@ from pathlib import Path
 from . import guest, inventory, qemu
 from .command import heartbeat, say
 from .errors import LabError
-from .image import Image, ensure_image, locked
+from .image import Image, ensure_image, locked, register_user
 from .machine import (
     Machine,
     Settings,
@@ -74,6 +74,7 @@ def _create(new: Machine, origin: str | None, memory_mib: int) -> None:
         host_key = (work / HOST_KEY).read_text().split()
         (work / "known_hosts").write_text(f"[127.0.0.1]:{settings.ssh_port} {host_key[0]} {host_key[1]}\n")
         Machine(work).write_settings(settings)
+        register_user(image, new.folder)
         work.rename(new.folder)
 
 
@@ -149,6 +150,7 @@ def save(name: str, snapshot: str) -> Path:
         (work / "image").write_text(settings.image)
         for overlay in (existing.disk, existing.variables):
             overlay.rename(work / overlay.name)
+        register_user(settings.image, target)
         work.rename(target)
         _overlay(existing, target)
         existing.write_settings(Settings(name, settings.ssh_port, settings.memory_mib, settings.image, snapshot))

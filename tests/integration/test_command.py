@@ -73,7 +73,7 @@ def test_controller_is_the_target(tmp_path: Path) -> None:
 gpu_hosts:
   hosts:
     gpu1.example.com: {ansible_connection: local, ansible_python_interpreter: "%s"}
-  vars: {host_reboot_allowed: true, gpu_gate_required: [device_access], host_survey_refresh_apt: false}
+  vars: {host_reboot_allowed: true, gpu_gate_required: [device_access], host_survey_apt_max_age: -1}
 """
     result = gpuhost(tmp_path, "upgrade", "-i", inventory(tmp_path, text % sys.executable), "--target", "6.12")
     assert result.returncode == 2, result.stderr

@@ -60,7 +60,7 @@ class TestRoll:
     def test_headers_missing(self, runs: Path) -> None:
         """The archive has the image but not its headers: what made DKMS skip the driver without an error."""
         guest(HOST, "python3", "-c", WITHOUT_HEADERS)
-        run = gpuhost(runs, *UPGRADE, TARGET, "-e", "host_survey_refresh_apt=false")
+        run = gpuhost(runs, *UPGRADE, TARGET, "-e", "host_survey_apt_max_age=-1")
         assert run.exit_status == 5
         assert run.causes(HOST) == ["dkms.headers_missing"]
         line = next(line for line in run.output.splitlines() if "dkms.headers_missing" in line)
@@ -73,7 +73,7 @@ class TestRoll:
 
     def test_esp_full(self, runs: Path) -> None:
         guest(HOST, "dd", "if=/dev/zero", "of=/boot/efi/full", "bs=1M", "count=225", "status=none")
-        run = gpuhost(runs, *UPGRADE, TARGET)  # also brings apt's lists back
+        run = gpuhost(runs, *UPGRADE, TARGET, "-e", "host_survey_apt_max_age=0")  # brings apt's lists back
         guest(HOST, "rm", "/boot/efi/full")
         assert run.exit_status == 5
         assert run.causes(HOST) == ["boot.no_space"]

@@ -9,12 +9,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import gpuhost
 from fake_host import FakeHost
 from fake_tools import install_programs
 from fake_tree import CONTAINER, NEW, booted, lay_tree, set_variable
+
+import gpuhost
 from gpuhost import boot
 from gpuhost.documents import as_dict
+from gpuhost.errors import Stop
 from gpuhost.plan import Wishes, make_plan
 from gpuhost.rollfile import Roll, load
 from gpuhost.survey import collect
@@ -48,7 +50,7 @@ def wishes(**changes: Any) -> Wishes:
 
 def facts_of(host: FakeHost) -> dict[str, Any]:
     """The host's facts."""
-    return collect(host, HOST_NAME, RUN_ID, False)
+    return collect(host, HOST_NAME, RUN_ID, None)
 
 
 def plan_of(host: FakeHost, **changes: Any) -> dict[str, Any]:
@@ -89,6 +91,7 @@ def prepared(host: FakeHost, **changes: Any) -> dict[str, Any]:
     """Everything up to the drain; the plan."""
     plan = plan_of(host, **changes)
     step(host, "gpuhost_boot_trial", action="hold", plan=plan)
+    step(host, "gpuhost_boot_config", rebuild=False)
     step(host, "gpuhost_kernel_upgrade")
     step(host, "gpuhost_boot_config")
     step(host, "gpuhost_preflight")
@@ -124,3 +127,23 @@ def boots_by_itself(host: FakeHost) -> str | None:
     entry = boot.read(host).next_boot(one_shot=False)
     return entry.version if entry else None
 
+
+def act(host: FakeHost, action: str, **given: Any) -> dict[str, Any]:
+    """One action of the trial's module."""
+    return step(host, "gpuhost_boot_trial", action=action, **given)
+
+
+def cause_of(host: FakeHost, action: str, **given: Any) -> str:
+    """The cause with which an action stops; it has to."""
+    try:
+        act(host, action, **given)
+    except Stop as error:
+        return error.blocker.cause
+    raise AssertionError(f"{action} did not stop")
+
+
+def on_trial(host: FakeHost) -> None:
+    """The host in its trial boot."""
+    prepared(host)
+    act(host, "boot", allowed=True)
+    assert power_cycle(host) == NEW

@@ -16,6 +16,7 @@ from fake_tree import (
     entry_text,
     kernel_of_package,
 )
+
 from gpuhost.systemd_boot import encode_efi_string
 
 
@@ -98,12 +99,16 @@ def dkms(host: FakeHost, argv: list[str]) -> Answer:
 
 
 def modinfo(host: FakeHost, argv: list[str]) -> Answer:
-    """``-F FIELD PATH``; a module of the fake tree holds its fields as text."""
-    text = host.read(argv[3])
-    if text is None:
-        return 1, "", f"modinfo: ERROR: Module {argv[3]} not found."
-    fields = dict(line.split("=", 1) for line in text.splitlines())
-    return 0, fields.get(argv[2], "") + "\n", ""
+    """``modinfo PATH...``; a module of the fake tree holds its fields as text."""
+    texts = {path: host.read(path) for path in argv[1:]}
+    missing = "".join(f"modinfo: ERROR: Module {path} not found.\n" for path, text in texts.items() if text is None)
+    out = ""
+    for path, text in texts.items():
+        fields = dict(line.split("=", 1) for line in (text or "").splitlines())
+        out += (
+            "".join(f"{key + ':':<16}{value}\n" for key, value in {"filename": path, **fields}.items()) if text else ""
+        )
+    return (1 if missing else 0), out, missing
 
 
 def dpkg_query(host: FakeHost, argv: list[str]) -> Answer:
@@ -116,7 +121,11 @@ def apt_cache(host: FakeHost, argv: list[str]) -> Answer:
         return 0, "".join(f"{name}\n" for name in sorted(names) if name.startswith(argv[2])), ""
     place = "http://deb.debian.org/debian-security"
     rows = [row for row in host.archive if row[0] in argv[2:]]
-    return 0, "".join(f" {name} | {version} | {place} {suite}/main amd64 Packages\n" for name, version, suite in rows), ""
+    return (
+        0,
+        "".join(f" {name} | {version} | {place} {suite}/main amd64 Packages\n" for name, version, suite in rows),
+        "",
+    )
 
 
 def apt_get(host: FakeHost, argv: list[str]) -> Answer:
@@ -131,7 +140,9 @@ def apt_get(host: FakeHost, argv: list[str]) -> Answer:
     broken = [name for name, (_, state) in host.packages.items() if state in ("iF", "iU")]
     new = [(name, version) for name, version in wanted if host.packages.get(name, ("", ""))[0] != version]
     text = "".join(f"Inst {name} ({version} Debian-Security:12/oldstable-security [amd64])\n" for name, version in new)
-    text += "".join(f"Conf {name} (1 Debian-Security:12/oldstable-security [amd64])\n" for name in [*dict(new), *broken])
+    text += "".join(
+        f"Conf {name} (1 Debian-Security:12/oldstable-security [amd64])\n" for name in [*dict(new), *broken]
+    )
     if "-s" not in argv:
         _install(host, [*new, *((name, host.packages[name][0]) for name in broken)])
     return 0, text, ""

@@ -7,6 +7,7 @@ variables are those of systemd 252 and kernel-install.
 from __future__ import annotations
 
 from fake_host import FakeHost
+
 from gpuhost.dkms import NVIDIA_MODULES
 from gpuhost.systemd_boot import encode_efi_string
 
@@ -70,7 +71,9 @@ def add_headers(host: FakeHost, release: str) -> None:
     host.put(f"/lib/modules/{release}/build/Makefile", "# headers\n")
 
 
-def add_kernel(host: FakeHost, release: str, *, modules: bool = True, entry: bool = True, options: str = CMDLINE) -> None:
+def add_kernel(
+    host: FakeHost, release: str, *, modules: bool = True, entry: bool = True, options: str = CMDLINE
+) -> None:
     """What the kernel's packages, DKMS and kernel-install leave behind for one release."""
     host.put(f"/boot/vmlinuz-{release}", f"kernel {release}\n" * 20)
     if modules:

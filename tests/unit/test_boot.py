@@ -8,6 +8,7 @@ import pytest
 from fake_host import FakeHost
 from fake_roll import debian_host
 from fake_tree import EFIVARS, ESP, GUID, MACHINE, NEW, NEW_ENTRY, OLD, OLD_ENTRY, set_variable
+
 from gpuhost import boot
 from gpuhost.dkms import NVIDIA_MODULES
 from gpuhost.errors import Stop
@@ -43,7 +44,9 @@ def test_without_a_default_the_newest_boots(host: FakeHost) -> None:
         ("default none.conf\n", "none.conf", "none.conf", NEW),
     ],
 )
-def test_what_beats_what(host: FakeHost, conf: str, efi_default: str | None, one_shot: str | None, release: str) -> None:
+def test_what_beats_what(
+    host: FakeHost, conf: str, efi_default: str | None, one_shot: str | None, release: str
+) -> None:
     host.put(f"{ESP}/loader/loader.conf", conf)
     set_variable(host, "LoaderEntryDefault", efi_default)
     set_variable(host, "LoaderEntryOneShot", one_shot)
@@ -58,7 +61,9 @@ def test_the_variables_are_read_in_the_firmwares_bytes(host: FakeHost) -> None:
     assert boot.read(host).one_shot == "old.conf"
 
 
-@pytest.mark.xfail(strict=True, reason="ValueError: a traceback instead of a Stop that names the variable", raises=ValueError)
+@pytest.mark.xfail(
+    strict=True, reason="ValueError: a traceback instead of a Stop that names the variable", raises=ValueError
+)
 def test_a_broken_variable_is_a_stop(host: FakeHost) -> None:
     host.put(f"{EFIVARS}/LoaderEntryOneShot-{GUID}", b"\x07\0\0\0a")
     with pytest.raises(Stop):
@@ -124,7 +129,9 @@ def test_the_hashes_cover_everything_that_boots_the_fallback(host: FakeHost) -> 
     assert all(len(digest) == 64 for digest in hashes.values())
 
 
-@pytest.mark.parametrize("gone", [f"loader/entries/{OLD_ENTRY}", f"{MACHINE}/{OLD}/linux", f"{MACHINE}/{OLD}/initrd.img-{OLD}"])
+@pytest.mark.parametrize(
+    "gone", [f"loader/entries/{OLD_ENTRY}", f"{MACHINE}/{OLD}/linux", f"{MACHINE}/{OLD}/initrd.img-{OLD}"]
+)
 def test_an_incomplete_fallback_is_none(host: FakeHost, gone: str) -> None:
     host.path(f"{ESP}/{gone}").unlink()
     with pytest.raises(Stop) as caught:

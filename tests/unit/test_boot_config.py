@@ -8,6 +8,7 @@ import pytest
 from fake_host import FakeHost
 from fake_roll import debian_host, plan_of, prepared, roll_of, step
 from fake_tree import CMDLINE, ESP, MACHINE, NEW, NEW_ENTRY, OLD, OLD_ENTRY
+
 from gpuhost import boot, boot_config
 from gpuhost.boot_config import MODPROBE_FILE, MODPROBE_HEAD, render_modprobe, wanted_arguments, wanted_files
 from gpuhost.errors import Stop
@@ -171,9 +172,17 @@ def test_check_mode_says_what_a_run_does(tmp_path: Path, options: dict[str, dict
         host = debian_host(tmp_path / str(check))
         plan = plan_of(host, cmdline={"panic": "30"}, modprobe_options=options)
         step(host, "gpuhost_boot_trial", action="hold", plan=plan)
-        answers.append(step(host, "gpuhost_boot_config", check=check, plan=plan))
+        answers.append(step(host, "gpuhost_boot_config", check=check, plan=plan, rebuild=False))
     assert answers[0]["lines"] == answers[1]["lines"]
     assert answers[0]["diff"] == answers[1]["diff"]
+
+
+@pytest.mark.xfail(strict=True, reason="with rebuild, check mode never looks whether one is needed")
+def test_check_mode_says_that_a_rebuild_is_needed(host: FakeHost) -> None:
+    plan = plan_of(host)
+    step(host, "gpuhost_boot_trial", action="hold", plan=plan)
+    host.put(f"{ESP}/{MACHINE}/{NEW}/linux", "cut")
+    assert step(host, "gpuhost_boot_config", check=True, plan=plan)["changed"]
 
 
 @pytest.mark.parametrize("effect", range(1, 8))
@@ -185,7 +194,7 @@ def test_a_power_cut_between_any_two_writes_is_repaired_by_the_next_run(tmp_path
     host.effects, host.die_after = [], effect
     try:
         step(host, "gpuhost_boot_config")
-    except BaseException as error:  # noqa: BLE001 - Killed is one on purpose
+    except BaseException as error:
         assert type(error).__name__ == "Killed"
     host.die_after = None
     prepared(host)  # raises Stop where the preflight is not clean

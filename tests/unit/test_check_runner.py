@@ -13,6 +13,7 @@ import pytest
 from fake_host import FakeHost
 from fake_roll import HOST_NAME, RUN_ID, debian_host, prepared, roll_of, step
 from fake_tree import CONTAINER, PLAIN
+
 from gpuhost import check_runner
 from gpuhost.check_runner import ARCHIVE, BOOTSTRAP
 from gpuhost.errors import Stop

@@ -10,6 +10,7 @@ import pytest
 from fake_host import FakeHost
 from fake_roll import HOST_NAME, RUN_ID, debian_host, plan_of, roll_of, step
 from fake_tree import CONFIG, CONTAINER, NEW, OLD, PLAIN, booted, proc_devices
+
 from gpuhost import devices
 from gpuhost.errors import Stop
 
@@ -111,7 +112,7 @@ def test_a_kill_between_two_writes_is_finished_by_the_next_run(host: FakeHost, e
     host.effects, host.die_after = [], effect
     try:
         reconcile(host)
-    except BaseException as error:  # noqa: BLE001 - Killed is one on purpose
+    except BaseException as error:
         assert type(error).__name__ == "Killed"
     host.die_after = None
     reconcile(host)
@@ -189,7 +190,9 @@ def test_nodes_that_are_missing_or_have_an_old_major_are_made(host: FakeHost) ->
 
 def test_the_nodes_of_every_gpu_are_made(host: FakeHost) -> None:
     for minor in (0, 1):
-        host.put(f"/proc/driver/nvidia/gpus/0000:0{minor}:00.0/information", f"Model: \tH200\nDevice Minor: \t {minor}\n")
+        host.put(
+            f"/proc/driver/nvidia/gpus/0000:0{minor}:00.0/information", f"Model: \tH200\nDevice Minor: \t {minor}\n"
+        )
     host.nodes = {}
     reconcile(host)
     assert {"/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm"} <= set(host.nodes)

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from fake_roll import HOST_NAME, RUN_ID, library
 from fake_tree import NEW
+from hypothesis import given
+from hypothesis import strategies as st
+
 from gpuhost.causes import CAUSES, cause
 from gpuhost.documents import GateResult
 from gpuhost.errors import Stop
 from gpuhost.gate import judge
-from hypothesis import given
-from hypothesis import strategies as st
 
 REQUIRED = ["device_access"]
 

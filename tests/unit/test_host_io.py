@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from gpuhost.errors import Stop
 from gpuhost.host_io import ENVIRONMENT, Host, Result
 

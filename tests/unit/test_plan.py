@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from fake_host import FakeHost
 from fake_roll import CONTROLLER, RUN_ID, debian_host, facts_of, plan_of, prepared, step, wishes
-from fake_tree import CONTAINER, ESP, NEW, NEW_ENTRY, OLD, OLD_ENTRY, add_archive, booted, set_variable
+from fake_tree import CONTAINER, ESP, NEW, NEW_ENTRY, OLD, OLD_ENTRY, add_archive, booted
+
 from gpuhost.documents import Plan
 from gpuhost.plan import idle_outcome, make_plan
 
@@ -35,7 +36,11 @@ def test_a_good_host_gets_a_plan_without_blockers(facts: Facts) -> None:
     made = plan(facts)
     assert causes(made) == []
     assert made.target is not None
-    assert (made.target.release, made.target.image_version, made.target.image_suite) == (NEW, "6.12.117-1", "bookworm-security")
+    assert (made.target.release, made.target.image_version, made.target.image_suite) == (
+        NEW,
+        "6.12.117-1",
+        "bookworm-security",
+    )
     assert made.target.headers_package == f"linux-headers-{NEW}"
     assert not made.nothing_to_do
     assert not made.resumes
@@ -73,7 +78,12 @@ def _roll(facts: Facts, **changes: Any) -> None:
 def _expired(facts: Facts) -> None:
     trial = {"boots": 1, "armed_at": "2026-11-30T00:00:00Z", "boot_id_before": "x"}
     _roll(
-        facts, state="closed", result="good_on_old", sentence="gate failed", closed_at="2026-11-30T01:00:00Z", trial=trial
+        facts,
+        state="closed",
+        result="good_on_old",
+        sentence="gate failed",
+        closed_at="2026-11-30T01:00:00Z",
+        trial=trial,
     )
 
 
@@ -262,7 +272,12 @@ def test_a_later_build_of_proxmox_is_newer(facts: Facts) -> None:
     running, target = "6.14.11-5-bpo12-pve", "6.14.11-10-pve"
     facts["kernel"]["release"] = running
     facts["candidates"] = [
-        {**facts["candidates"][0], "release": target, "headers_package": f"proxmox-headers-{target}", "installed": False}
+        {
+            **facts["candidates"][0],
+            "release": target,
+            "headers_package": f"proxmox-headers-{target}",
+            "installed": False,
+        }
     ]
     assert "target.not_newer" not in causes(plan(facts, target="6.14"))
 

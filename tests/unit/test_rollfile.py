@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 from fake_host import FakeHost
+from hypothesis import given
+from hypothesis import strategies as st
+
 from gpuhost.errors import Stop
 from gpuhost.host_io import Host
 from gpuhost.rollfile import (
@@ -27,8 +30,6 @@ from gpuhost.rollfile import (
     save,
     with_step,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 PLAN: dict[str, Any] = {"target": {"release": "6.12.117+deb12-amd64"}, "cmdline": {"panic": "30"}}
 
@@ -42,7 +43,9 @@ FULL = roll(
     fallback=Fallback("old.conf", "6.1.0-57-amd64", "debian-*.conf", {"/boot/efi/x": "00ff"}),
     trial=Trial(1, "2026-11-30T00:00:00Z", "boot-id"),
     workloads=(Workload("lxc", "gpu-ct", True, True, 2, "running"),),
-    steps=(RollStep("prepare", "hold", "run-1", "2026-11-30T00:00:00Z", "2026-11-30T00:00:01Z", 1.0, True, ("a", "b")),),
+    steps=(
+        RollStep("prepare", "hold", "run-1", "2026-11-30T00:00:00Z", "2026-11-30T00:00:01Z", 1.0, True, ("a", "b")),
+    ),
 )
 
 

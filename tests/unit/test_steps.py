@@ -11,6 +11,7 @@ import pytest
 from fake_host import FakeHost
 from fake_roll import HOST_NAME, RUN_ID, debian_host, library, plan_of, power_cycle, prepared, roll_of, step
 from fake_tree import NEW, OLD
+
 from gpuhost import steps
 from gpuhost.errors import Stop, stop
 from gpuhost.rollfile import ROLL_FILE, Roll, closed, save
@@ -32,7 +33,13 @@ def run(host: FakeHost, action: steps.Action, *, check: bool = False, **changes:
 def test_a_step_is_logged_with_its_lines(host: FakeHost) -> None:
     answer = run(host, lambda roll: steps.Done(roll, ("one", "two")))
     last = roll_of(host).steps[-1]
-    assert (last.stage, last.step, last.run_id, last.changed, last.lines) == ("gate", "measure", RUN_ID, True, ("one", "two"))
+    assert (last.stage, last.step, last.run_id, last.changed, last.lines) == (
+        "gate",
+        "measure",
+        RUN_ID,
+        True,
+        ("one", "two"),
+    )
     assert last.seconds > 0
     assert (answer["changed"], answer["lines"]) == (True, ["one", "two"])
     assert answer["gpuhost_documents"][-1]["steps"][-1]["lines"] == ["one", "two"]
@@ -72,7 +79,9 @@ def test_a_stop_is_logged_and_raised_with_all_documents(host: FakeHost) -> None:
     assert caught.value.documents[-1]["steps"][-1]["lines"] == list(last.lines)
 
 
-@pytest.mark.parametrize("error", [ValueError("odd"), KeyError("x"), OSError(28, "No space left on device"), TypeError()])
+@pytest.mark.parametrize(
+    "error", [ValueError("odd"), KeyError("x"), OSError(28, "No space left on device"), TypeError()]
+)
 def test_a_defect_is_logged_and_becomes_a_stop(host: FakeHost, error: Exception) -> None:
     def action(roll: Roll) -> steps.Done:
         raise error
@@ -100,7 +109,7 @@ def test_no_open_roll_no_step(tmp_path: Path) -> None:
         if path is not None:
             host.put(ROLL_FILE, path)
         with pytest.raises(Stop) as caught:
-            run(host, lambda roll: steps.Done(roll))
+            run(host, steps.Done)
         assert caught.value.blocker.cause == cause
 
 
@@ -108,7 +117,7 @@ def test_a_plan_opens_a_roll_only_where_the_step_may(tmp_path: Path) -> None:
     host = debian_host(tmp_path)
     plan = plan_of(host)
     with pytest.raises(Stop):
-        run(host, lambda roll: steps.Done(roll), plan=plan)
+        run(host, steps.Done, plan=plan)
     assert not host.exists(ROLL_FILE)
     answer = run(host, lambda roll: steps.Done(roll, (roll.target, roll.running_before)), check=True, plan=plan)
     assert answer["lines"] == [NEW, OLD]
@@ -124,7 +133,7 @@ def test_two_steps_at_once_are_refused_and_the_roll_is_read_inside_the_lock(host
     with host.path(steps.LOCK_FILE).open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(Stop) as caught:
-            run(host, lambda roll: steps.Done(roll))
+            run(host, steps.Done)
     assert caught.value.blocker.cause == "roll.busy"
     seen: list[str] = []
     run(host, lambda roll: (seen.append(roll.state), steps.Done(roll))[1])
@@ -134,9 +143,10 @@ def test_two_steps_at_once_are_refused_and_the_roll_is_read_inside_the_lock(host
 # --- check mode, all modules
 
 CHECKS: list[tuple[str, dict[str, Any]]] = [
-    ("gpuhost_facts", {"refresh_apt": True}),
+    ("gpuhost_facts", {"apt_max_age_s": 0}),
     ("gpuhost_boot_trial", {"action": "hold"}),
     ("gpuhost_kernel_upgrade", {}),
+    ("gpuhost_boot_config", {"rebuild": False}),
     ("gpuhost_boot_config", {}),
     ("gpuhost_preflight", {}),
     ("gpuhost_workload", {"state": "drained"}),
@@ -148,11 +158,20 @@ CHECKS: list[tuple[str, dict[str, Any]]] = [
     ("gpuhost_workload", {"state": "handed_back"}),
     ("gpuhost_workload", {"state": "handed_back", "stage": "rollback", "failed": True, "cause": "apt.failed"}),
 ]
-WRITERS = {"systemctl", "systemd-run", "bootctl", "kernel-install", "update-initramfs", "lxc-start", "lxc-stop", "modprobe"}
+WRITERS = {
+    "systemctl",
+    "systemd-run",
+    "bootctl",
+    "kernel-install",
+    "update-initramfs",
+    "lxc-start",
+    "lxc-stop",
+    "modprobe",
+}
 
 
 def _ids() -> list[str]:
-    return [f"{name.removeprefix('gpuhost_')}-{given.get('action') or given.get('state') or ''}" for name, given in CHECKS]
+    return [f"{name.removeprefix('gpuhost_')} {' '.join(map(str, given.values()))[:20]}" for name, given in CHECKS]
 
 
 @pytest.mark.parametrize("installed", [False, True], ids=["fresh", "installed"])

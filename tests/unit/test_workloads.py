@@ -8,6 +8,7 @@ import pytest
 from fake_host import FakeHost, Killed
 from fake_roll import debian_host, prepared, roll_of, step
 from fake_tree import CONTAINER, PLAIN
+
 from gpuhost import workloads
 from gpuhost.errors import Stop
 from gpuhost.workloads import HOLD_DROP_INS, HOLD_FILE

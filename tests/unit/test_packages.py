@@ -1,0 +1,148 @@
+"""Kernel and headers in one transaction: simulated with exact versions, refused where it would break the host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fake_host import FakeHost
+from fake_roll import debian_host, plan_of, step
+from fake_tree import NEW
+
+from gpuhost import packages
+from gpuhost.documents import Target
+from gpuhost.errors import Stop
+
+IMAGE, HEADERS = f"linux-image-{NEW}=6.12.117-1", f"linux-headers-{NEW}=6.12.117-1"
+INST = f"Inst linux-image-{NEW} (6.12.117-1 Debian-Security:12/oldstable-security [amd64])\n"
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> FakeHost:
+    return debian_host(tmp_path, installed=False)
+
+
+@pytest.fixture
+def target(host: FakeHost) -> Target:
+    return Target(**plan_of(host)["target"])
+
+
+def cause_of(host: FakeHost, target: Target) -> str:
+    with pytest.raises(Stop) as caught:
+        packages.simulate(host, target, 10)
+    return caught.value.blocker.cause
+
+
+def test_apt_is_asked_for_exact_versions_and_may_remove_nothing(host: FakeHost, target: Target) -> None:
+    host.calls = []
+    simulation = packages.simulate(host, target, 10)
+    (call,) = host.ran("apt-get")
+    assert call[-4:] == ["-s", "install", IMAGE, HEADERS]
+    assert {"--no-remove", "--no-install-recommends", "-y"} <= set(call)
+    assert simulation.changes
+    assert simulation.lines[0] == f"install linux-image-{NEW} 6.12.117-1 (Debian-Security:12/oldstable-security)"
+
+
+def test_nothing_to_install_is_no_change(host: FakeHost, target: Target) -> None:
+    packages.install(host, target, 10, 10)
+    assert not packages.simulate(host, target, 10).changes
+
+
+def test_installing_waits_for_the_lock(host: FakeHost, target: Target) -> None:
+    packages.install(host, target, 600, 3600)
+    call = host.ran("apt-get")[-1]
+    assert "DPkg::Lock::Timeout=600" in call
+    assert call[-3:] == ["install", IMAGE, HEADERS]
+    assert "-s" not in call
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{INST}Remv linux-image-amd64 [6.1.170-1]\n",
+        f"{INST}Inst nvidia-driver [550.1-1] (570.2-1 Debian:12/bookworm [amd64])\n",
+        f"{INST}Inst systemd-boot [252.39-1] (252.40-1 Debian:12/bookworm [amd64])\n",
+        f"{INST}Inst zfs-dkms (2.2-1 Debian:12/bookworm [all])\n",
+    ],
+)
+def test_what_would_break_the_host_is_refused(host: FakeHost, target: Target, text: str) -> None:
+    host.programs["apt-get",] = (0, text, "")
+    with pytest.raises(Stop) as caught:
+        packages.simulate(host, target, 10)
+    assert caught.value.blocker.cause == "apt.would_break"
+    assert "would " in caught.value.blocker.observed
+
+
+@pytest.mark.parametrize(
+    ("stderr", "cause"),
+    [
+        (f"E: Version '6.12.117-1' for 'linux-headers-{NEW}' was not found\n", "dkms.headers_missing"),
+        (f"E: Unable to locate package linux-headers-{NEW}\n", "dkms.headers_missing"),
+        ("E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 1234 (unattended-upgr)\n", "apt.locked"),
+        ("E: dpkg was interrupted, you must manually run 'dpkg --configure -a' to correct the problem.\n", "apt.failed"),
+        ("E: You don't have enough free space in /var/cache/apt/archives/.\n", "apt.failed"),
+        ("E: Packages need to be removed but remove is disabled.\n", "apt.failed"),
+        ("E: Unable to fetch some archives, maybe run apt-get update?\n", "apt.failed"),
+        pytest.param(
+            "E: Write error - write (28: No space left on device)\nE: cannot read block device\n", "apt.failed",
+            marks=pytest.mark.xfail(strict=True, reason="'block' contains 'lock', and hides the full disk"),
+        ),
+        ("", "apt.failed"),
+    ],
+)  # fmt: skip
+def test_an_error_has_its_cause_and_apts_own_words(host: FakeHost, target: Target, stderr: str, cause: str) -> None:
+    host.programs["apt-get",] = (100, "Reading package lists...\n", stderr)
+    with pytest.raises(Stop) as caught:
+        packages.simulate(host, target, 10)
+    assert caught.value.blocker.cause == cause
+    if stderr:
+        assert stderr.splitlines()[0].removeprefix("E: ") in caught.value.blocker.observed
+
+
+def test_unmet_dependencies_are_named(host: FakeHost, target: Target) -> None:
+    out = f"The following packages have unmet dependencies:\n linux-image-{NEW} : Depends: kmod but it is not installable\n"
+    host.programs["apt-get",] = (100, out, "E: Unable to correct problems, you have held broken packages.\n")
+    with pytest.raises(Stop) as caught:
+        packages.simulate(host, target, 10)
+    assert "Depends: kmod" in caught.value.blocker.observed
+
+
+# --- the module
+
+
+def test_the_module_installs_once(host: FakeHost) -> None:
+    step(host, "gpuhost_boot_trial", action="hold", plan=plan_of(host))
+    first = step(host, "gpuhost_kernel_upgrade")
+    assert first["changed"]
+    assert [line.split()[1] for line in first["lines"]] == [f"linux-image-{NEW}", f"linux-headers-{NEW}"]
+    assert host.exists(f"/lib/modules/{NEW}/updates/dkms/nvidia.ko.xz")
+    again = step(host, "gpuhost_kernel_upgrade")
+    assert (again["changed"], again["lines"]) == (False, [])
+
+
+def test_check_mode_names_the_same_packages(host: FakeHost) -> None:
+    plan = plan_of(host)
+    step(host, "gpuhost_boot_trial", action="hold", plan=plan)
+    checked = step(host, "gpuhost_kernel_upgrade", check=True, plan=plan)
+    assert checked["lines"] == step(host, "gpuhost_kernel_upgrade")["lines"]
+
+
+@pytest.mark.parametrize("state", ["iU", "iF"])
+def test_an_interrupted_installation_is_finished(host: FakeHost, state: str) -> None:
+    plan = plan_of(host)
+    step(host, "gpuhost_boot_trial", action="hold", plan=plan)
+    step(host, "gpuhost_kernel_upgrade")
+    host.packages[f"linux-image-{NEW}"] = ("6.12.117-1", state)
+    answer = step(host, "gpuhost_kernel_upgrade")
+    assert answer["changed"]
+    assert host.packages[f"linux-image-{NEW}"] == ("6.12.117-1", "ii")
+
+
+def test_packages_that_can_not_be_configured_are_a_stop(host: FakeHost) -> None:
+    step(host, "gpuhost_boot_trial", action="hold", plan=plan_of(host))
+    host.packages["odd"] = ("1", "iF")
+    host.programs["dpkg",] = (1, "", "dpkg: error processing package odd (--configure):")
+    with pytest.raises(Stop) as caught:
+        step(host, "gpuhost_kernel_upgrade")
+    assert caught.value.blocker.cause == "apt.half_configured"
+    assert host.ran("apt-get", *packages.APT[1:], "install") == []
