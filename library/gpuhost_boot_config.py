@@ -39,13 +39,15 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
 
     def configure(roll: Roll) -> steps.Done:
         arguments, options = roll.plan["cmdline"], roll.plan["modprobe_options"]
-        if check and params["rebuild"]:
-            # The files were shown by the step before, and the kernel package's hooks use them.
-            return steps.Done(roll)
         changes = boot_config.wanted_files(host, arguments, options)
+        reasons = []
         if not check:
             boot_config.write(host, changes)
-        reasons = boot_config.needs_rebuild(host, roll.target, arguments, changes) if params["rebuild"] else []
+        if params["rebuild"] and (not check or host.exists(f"/boot/vmlinuz-{roll.target}")):
+            # A kernel that is not installed yet gets initramfs and entry by its own package's hooks.
+            reasons = boot_config.needs_rebuild(host, roll.target, arguments, changes)
+        if params["rebuild"] and check:
+            changes = []  # the step before has shown them
         if reasons and not check:
             boot_config.rebuild(host, roll.target, params["timeout_s"])
         lines = [f"{change.path} written" for change in changes]

@@ -45,13 +45,14 @@ def start_what_is_measured(host: Host, roll: Roll) -> list[str]:
     return [f"container {name} started for the gate" for name in wanted if workloads.start_container(host, name)]
 
 
-def measure(host: Host, params: dict[str, Any]) -> dict[str, Any]:
+def measure(host: Host, params: dict[str, Any], gpus_before: tuple[str, ...]) -> dict[str, Any]:
     """Measurements and stale rules by target."""
     archive = check_runner.place(host, params["archive"])
+    order = check_runner.Order(archive, params["checks"], params["python"], params["timeout_s"])
     stale = devices.stale_by_container(host)
     answers = {}
     for target in check_runner.targets(host, params["targets"]):
-        found = check_runner.measure(host, target, archive, params["checks"], params["python"], params["timeout_s"])
+        found = check_runner.measure(host, target, order, check_runner.expected_gpus(host, target, gpus_before))
         answers[target] = {**found, "stale": stale.get(target, [])}
     return answers
 
@@ -65,13 +66,13 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
 
     def gate(now: Roll) -> steps.Done:
         lines = start_what_is_measured(host, now)
-        answers = measure(host, params)
+        answers = measure(host, params, now.gpu_nodes_before)
         found = check_runner.document(params["host_name"], params["run_id"], answers)
         return steps.Done(now, tuple(lines), documents=(found,), answer={"targets": answers, "kernel": release})
 
     if roll is not None and roll.is_open:
         return steps.run_step(host, params, check, "gate", "measure", gate)
-    answers = measure(host, params)
+    answers = measure(host, params, ())
     found = check_runner.document(params["host_name"], params["run_id"], answers)
     return {"changed": False, "targets": answers, "kernel": release, "gpuhost_documents": [found]}
 

@@ -13,6 +13,7 @@ description:
 options:
   host_name: {description: Name of the host in the inventory., type: str, required: true}
   run_id: {description: Name of the run., type: str, required: true}
+  plan: {description: Not used here; every step takes it., type: dict}
   presumed:
     description: What to do with rules that are only presumed to be NVIDIA's.
     type: str

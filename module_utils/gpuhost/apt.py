@@ -224,7 +224,7 @@ def half_configured(states: Mapping[str, PackageState]) -> tuple[str, ...]:
 
 #: Sentences that name the cause, and the way out where apt's own text has none. First match in this order wins.
 _CAUSES = (
-    re.compile(r"lock|is another process using it", re.IGNORECASE),
+    re.compile(r"\block\b|lock-frontend|is another process using it", re.IGNORECASE),
     re.compile(r"dpkg was interrupted"),
     re.compile(r"enough free space|No space left on device"),
     re.compile(r"Unable to locate package|was not found|has no installation candidate"),

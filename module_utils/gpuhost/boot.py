@@ -168,4 +168,4 @@ def _variable(host: Host, name: str) -> str | None:
     try:
         return (systemd_boot.decode_efi_string(data) or None) if data else None
     except ValueError as error:
-        raise stop("host.module_failed", f"EFI variable {name}", str(error), "text as systemd-boot writes it") from error
+        raise stop("host.module_failed", f"EFI variable {name}", str(error), "UTF-16 text") from error

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from . import workloads
-from .devices import gpu_minors
 from .documents import make_head
 from .errors import stop
 from .host_io import Host, Result
+from .workloads import gpu_nodes
 
 ARCHIVE = "/var/lib/gpuhost/gpu_checks.pyz"
 HOST_TARGET = "host"
@@ -49,31 +50,42 @@ def targets(host: Host, wanted: list[str]) -> list[str]:
     return running or [HOST_TARGET]
 
 
-def expected_gpus(host: Host, target: str) -> int | None:
-    """How many GPUs a target has to see: the GPU nodes that the container mounts, or the GPUs of the driver's.
+def expected_gpus(host: Host, target: str, before: tuple[str, ...]) -> int | None:
+    """How many GPUs a target has to see. ``before`` are the GPU nodes at the roll's begin, empty outside of a roll.
 
-    None where the config does not say it (a hook, or a folder bound as a whole).
+    A container: of the nodes that it mounts those that were there (a template may list more). None where nothing says
+    it: no such mounts, no roll.
     """
     if target == HOST_TARGET:
-        return len(gpu_minors(host)) or None
-    counts = {item["name"]: item["gpu_count"] for item in workloads.survey(host)}
-    return counts.get(target) or None
+        return len(before or gpu_nodes(host)) or None
+    mounted = {item["name"]: item["gpu_nodes"] for item in workloads.survey(host)}.get(target, [])
+    there = before or gpu_nodes(host)
+    return len([path for path in mounted if path in there]) or None
 
 
-def measure(host: Host, target: str, archive: bytes, checks: list[str], python: str, timeout_s: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Order:
+    """What to run: the archive, the checks, the workload's interpreter, seconds for each check."""
+
+    archive: bytes
+    checks: list[str]
+    python: str
+    timeout_s: int
+
+
+def measure(host: Host, target: str, order: Order, expected: int | None) -> dict[str, Any]:
     """The measurements of one target. An interpreter that is missing or fails is a measurement too: an error."""
-    arguments = [*checks, "--json", "--timeout", str(timeout_s)]
-    expected = expected_gpus(host, target)
+    arguments = [*order.checks, "--json", "--timeout", str(order.timeout_s)]
     if expected is not None:
         arguments += ["--expect-gpus", str(expected)]
-    limit = timeout_s * len(checks) + 30
+    limit = order.timeout_s * len(order.checks) + 30
     if target == HOST_TARGET:
-        result = host.run([python, ARCHIVE, *arguments], timeout_s=limit)
+        result = host.run([order.python, ARCHIVE, *arguments], timeout_s=limit)
     else:
         # An absolute interpreter, no shell; --clear-env because the host's environment is none of the container's.
         attach = ["lxc-attach", "-n", target, "--clear-env", "--set-var", "PATH=/usr/local/bin:/usr/bin:/bin", "--"]
-        result = host.run([*attach, python, "-c", BOOTSTRAP, *arguments], timeout_s=limit, stdin=archive)
-    return _read(result, target, checks)
+        result = host.run([*attach, order.python, "-c", BOOTSTRAP, *arguments], timeout_s=limit, stdin=order.archive)
+    return _read(result, target, order.checks)
 
 
 def _read(result: Result, target: str, checks: list[str]) -> dict[str, Any]:

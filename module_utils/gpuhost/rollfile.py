@@ -78,6 +78,8 @@ class Roll:
     closed_at: str | None
     plan: dict[str, Any]
     majors_before: dict[str, int]
+    gpu_nodes_before: tuple[str, ...] = ()
+    """The /dev/nvidiaN that were there: a GPU that the upgrade loses is missed, one that never was there is not."""
     fallback: Fallback | None = None
     trial: Trial = field(default_factory=Trial)
     promoted_at: str | None = None
@@ -98,11 +100,13 @@ class Roll:
         return seconds_between(starts[0], ends[-1]) if starts and ends else None
 
 
-def open_roll(host: str, run_id: str, plan: dict[str, Any], running: str, majors: dict[str, int]) -> Roll:
+def open_roll(
+    host: str, run_id: str, plan: dict[str, Any], running: str, majors: dict[str, int], gpu_nodes: tuple[str, ...] = ()
+) -> Roll:
     """A new roll, from the plan that it follows."""
     head = make_head("roll", host, run_id, VERSION)
     target = plan["target"]["release"]
-    return Roll(head, "open", None, None, "", target, running, head.taken_at, None, plan, majors)
+    return Roll(head, "open", None, None, "", target, running, head.taken_at, None, plan, majors, gpu_nodes)
 
 
 def with_step(
@@ -138,6 +142,7 @@ def parse(data: bytes) -> Roll:
             head=head,
             fallback=None if fallback is None else Fallback(**fallback),
             trial=Trial(**raw.pop("trial")),
+            gpu_nodes_before=tuple(raw.pop("gpu_nodes_before")),
             workloads=tuple(Workload(**item) for item in raw.pop("workloads")),
             steps=tuple(RollStep(**{**item, "lines": tuple(item["lines"])}) for item in raw.pop("steps")),
             **raw,

@@ -11,6 +11,7 @@ from .errors import DEFECTS, Stop, defect
 from .host_io import Host
 from .rollfile import Roll, load, load_open, open_roll, save, with_step
 from .survey import read_majors
+from .workloads import gpu_nodes
 
 LOCK_FILE = "/var/lib/gpuhost/lock"
 
@@ -47,7 +48,8 @@ def current_roll(host: Host, params: dict[str, Any], check: bool, *, may_open: b
         return roll
     if params.get("plan") and (may_open or check):
         running = host.read_line("/proc/sys/kernel/osrelease")
-        return open_roll(params["host_name"], params["run_id"], params["plan"], running, read_majors(host))
+        nodes = gpu_nodes(host)
+        return open_roll(params["host_name"], params["run_id"], params["plan"], running, read_majors(host), nodes)
     return load_open(host)
 
 

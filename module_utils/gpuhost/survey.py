@@ -27,7 +27,7 @@ def collect(host: Host, name: str, run_id: str, apt_max_age_s: int | None) -> di
     """
     head = make_head("facts", name, run_id)
     notes: list[str] = []
-    age = host.age_s(APT_LISTS)
+    age = lists_age_s(host)
     if apt_max_age_s is not None and (age is None or age > apt_max_age_s):
         result = host.run(["apt-get", "-q", "update"], timeout_s=600)
         if result.rc != 0:
@@ -48,7 +48,7 @@ def collect(host: Host, name: str, run_id: str, apt_max_age_s: int | None) -> di
         "os": _os_release(host),
         "packages": {
             "half_configured": list(apt.half_configured(packages)),
-            "lists_age_s": host.age_s(APT_LISTS),
+            "lists_age_s": lists_age_s(host),
         },
         "candidates": [asdict(item) for item in read_candidates(host, running, packages)],
         "boot": boot.survey(host, running),
@@ -69,6 +69,15 @@ def flavour_of(release: str) -> str:
         return kernel.parse_release(release).flavour
     except ValueError:
         return ""
+
+
+def lists_age_s(host: Host) -> float | None:
+    """Seconds since apt's package lists were last fetched. An update that finds everything unchanged leaves its mark
+    only in ``partial``, or in the stamp of apt's own periodic job.
+    """
+    marks = (APT_LISTS, f"{APT_LISTS}/partial", "/var/lib/apt/periodic/update-success-stamp")
+    ages = [age for age in map(host.age_s, marks) if age is not None]
+    return min(ages) if ages else None
 
 
 def read_packages(host: Host) -> dict[str, apt.PackageState]:

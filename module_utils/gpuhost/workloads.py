@@ -50,10 +50,15 @@ def survey(host: Host) -> list[dict[str, Any]]:
                 "autostart": bool(document.facts.autostart),
                 "order": document.facts.order or 0,
                 "gpu": bool(nodes),
-                "gpu_count": sum(bool(GPU_NODE.fullmatch(path)) for path in nodes),
+                "gpu_nodes": sorted(path for path in nodes if GPU_NODE.fullmatch(path)),
             }
         )
     return found
+
+
+def gpu_nodes(host: Host) -> tuple[str, ...]:
+    """The GPU nodes that exist on the host."""
+    return tuple(path for path in (f"/dev/{name}" for name in host.names("/dev")) if GPU_NODE.fullmatch(path))
 
 
 def config_path(name: str) -> str:

@@ -121,8 +121,11 @@ def test_the_bootstrap_runs_an_archive_from_stdin_and_leaves_nothing(tmp_path: P
     archive = tmp_path / "x.pyz"
     source = f"import sys\nprint(sys.argv[1:], len(sys.stdin.read()))\nsys.exit({rc})\n"
     subprocess.run(  # a zipapp with one module
-        [sys.executable, "-c", "import sys,zipfile; zipfile.ZipFile(sys.argv[1],'w').writestr('__main__.py', sys.argv[2])",
-         str(archive), source],
+        [
+            sys.executable, "-c",
+            "import sys,zipfile; zipfile.ZipFile(sys.argv[1],'w').writestr('__main__.py', sys.argv[2])",
+            str(archive), source,
+        ],
         check=True,
     )  # fmt: skip
     place = tmp_path / "tmp"

@@ -1,4 +1,4 @@
-"""A kill or a power cut after every single effect of every step: what the host boots, what it knows, and how it ends."""
+"""A kill or a power cut after every single effect of a step: what the host boots, what it knows, how it ends."""
 
 from __future__ import annotations
 

@@ -61,8 +61,16 @@ def test_promote_restores_the_policy_where_it_boots_the_target(
         assert host.read(CONF) == text
 
 
-@pytest.mark.parametrize("verdict", [None, {}, {"status": "fail", "kernel": NEW}, {"status": "not_measured", "kernel": NEW},
-                                     {"status": "pass", "kernel": OLD}])  # fmt: skip
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        None,
+        {},
+        {"status": "fail", "kernel": NEW},
+        {"status": "not_measured", "kernel": NEW},
+        {"status": "pass", "kernel": OLD},
+    ],
+)
 def test_only_a_passed_gate_on_this_kernel_promotes(host: FakeHost, verdict: dict[str, str] | None) -> None:
     on_trial(host)
     assert cause_of(host, "promote", verdict=verdict) == "gate.not_measured"

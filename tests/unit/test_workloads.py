@@ -1,4 +1,4 @@
-"""Containers: found, remembered before the first stop, held off, handed back. One that fails keeps none of the others."""
+"""Containers: found, remembered before the first stop, held off, handed back."""
 
 from __future__ import annotations
 
