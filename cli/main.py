@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuhost import __version__
+from gpuhost.blockers import KNOWN_CHECKS
 from gpuhost.causes import CAUSES, USAGE
-from gpuhost.plan import KNOWN_CHECKS
 from gpuhost_cli import report
 from gpuhost_cli.run import InputError, Request, run
 

@@ -33,11 +33,12 @@ plan: {description: The plan, schema gpuhost.plan., returned: always, type: dict
 
 from typing import Any
 
+from ansible.module_utils.gpuhost.blockers import Wishes
 from ansible.module_utils.gpuhost.documents import as_dict
 from ansible.module_utils.gpuhost.errors import Stop, stop
 from ansible.module_utils.gpuhost.host_io import Host
 from ansible.module_utils.gpuhost.module import run_module
-from ansible.module_utils.gpuhost.plan import Wishes, idle_outcome, make_plan
+from ansible.module_utils.gpuhost.plan import idle_outcome, make_plan
 from ansible.module_utils.gpuhost.survey import BOOT_ID
 
 

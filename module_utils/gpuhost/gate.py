@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from .blockers import KNOWN_CHECKS
 from .causes import CAUSES, cause
 from .documents import GateResult, Status, Verdict, make_head
 from .errors import stop
-from .plan import KNOWN_CHECKS
 
 Targets = dict[str, dict[str, Any]]
 """Target name -> {``measurements``: [..], ``stale``: [{``container``, ``driver``, ``allowed``, ``now``}, ..]}."""

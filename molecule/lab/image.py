@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
-from .command import run, run_logged, say
+from .command import heartbeat, run, run_logged, say
 from .errors import LabError
 from .image_disk import build_disk, build_variables
 from .image_recipe import recipe_hash
@@ -25,6 +26,11 @@ KEPT_IMAGES = 2
 # Measured 35 s: kernel, headers, seven modules.
 CUSTOMIZE_EXPECTED_S = 45
 CUSTOMIZE_LIMIT_S = 1200
+# Measured 10 s.
+DISK_EXPECTED_S = 15
+# Another process builds the image: its whole time, and its limits' sum.
+LOCK_EXPECTED_S = 120
+LOCK_LIMIT_S = 2700
 
 
 @dataclass(frozen=True)
@@ -48,23 +54,32 @@ class Image:
         """The key that root and operator of every machine take."""
         return self.folder / "id_ed25519"
 
-    @property
-    def host_key(self) -> str:
-        """The public host key of every machine made from this image."""
-        return (self.folder / "ssh_host_ed25519_key.pub").read_text().strip()
-
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold a file lock; a second caller waits and then finds the work done."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"wait for another process that holds {path}")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        if not _try_lock(lock):
+            with heartbeat(f"wait for another process that holds {path}", LOCK_EXPECTED_S):
+                _wait_for_lock(lock, path)
         yield
+
+
+def _try_lock(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _wait_for_lock(lock: IO[str], path: Path) -> None:
+    deadline = time.monotonic() + LOCK_LIMIT_S
+    while not _try_lock(lock):
+        if time.monotonic() > deadline:
+            raise LabError(f"{path} is held for {LOCK_LIMIT_S:.0f} s: look for another gpuhost_lab process")
+        time.sleep(0.2)
 
 
 def ensure_image() -> Image:
@@ -103,7 +118,8 @@ def _build(image: Image) -> None:
             timeout_s=CUSTOMIZE_LIMIT_S,
             expected_s=CUSTOMIZE_EXPECTED_S,
         )
-        _collect(work, target)
+        with heartbeat("disk image", DISK_EXPECTED_S):
+            _collect(work, target)
         if image.folder.exists():
             shutil.rmtree(image.folder)
         target.folder.rename(image.folder)

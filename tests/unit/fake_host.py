@@ -1,7 +1,7 @@
 """A host for tests: a real file tree below a folder, and a table of programs instead of programs.
 
 A test may also cut the power: ``die_after = n`` ends everything with ``Killed`` right after the n-th effect (a file
-that was written or removed, a program that ran). What the tree then holds is what a machine would find at its next boot.
+that was written or removed, a program that ran). The tree then holds what a machine would find at its next boot.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def effects_of(folder: Path, name: str) -> int:
     return len(host.effects)
 
 
-CUTS = [(name, effect) for name, most in (("hold", 4), ("drain", 9), ("boot", 5)) for effect in range(1, most + 1)]
+CUTS = [(name, effect) for name, most in (("hold", 4), ("drain", 8), ("boot", 4)) for effect in range(1, most + 1)]
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -96,9 +96,6 @@ def test_invariants(tmp_path: Path, name: str, effect: int) -> None:
     roll = load(host)
     assert roll is not None
     assert roll.is_open
-    # The old kernel boots by itself as soon as anything but the roll file was written.
-    if name != "hold" or effect > 2:
-        assert boots_by_itself(host) == OLD
     # Only a one-shot leads to the new kernel, and the roll file has counted it before.
     if one_shot(host) is not None:
         assert one_shot(host) == NEW_ENTRY
@@ -107,13 +104,7 @@ def test_invariants(tmp_path: Path, name: str, effect: int) -> None:
     if host.running != BOTH:
         assert {item.name for item in roll.workloads if item.was_running} == BOTH
         assert host.exists("/var/lib/gpuhost/hold")
-
-
-@pytest.mark.parametrize(("name", "effect"), CUTS)
-def test_after_a_power_cut_the_host_boots_the_old_kernel_or_one_counted_trial(
-    tmp_path: Path, name: str, effect: int
-) -> None:
-    host, _ = killed_after(tmp_path, name, effect)
+    # After a power cut it boots the old kernel, or one counted trial and then the old kernel.
     if boots_by_itself(host) != OLD:
         # Nothing is installed or changed yet: the host boots what it would have booted without us.
         assert name == "hold"
@@ -138,11 +129,12 @@ def test_the_same_command_again_finishes_after_a_killed_controller(tmp_path: Pat
     assert not host.exists("/var/lib/gpuhost/hold")
 
 
-LATE = ["lxc_devices", "promote", "handed_back"]
+LATE = {"lxc_devices": 3, "promote": 2, "handed_back": 9}  # and how many effects each has at most
 
 
-@pytest.mark.parametrize("late", LATE)
-@pytest.mark.parametrize("effect", range(1, 8))
+@pytest.mark.parametrize(
+    ("late", "effect"), [(name, effect) for name, most in LATE.items() for effect in range(1, most + 1)]
+)
 def test_a_kill_after_the_trial_is_finished_too(tmp_path: Path, late: str, effect: int) -> None:
     host = debian_host(tmp_path)
     prepared(host)
@@ -154,7 +146,7 @@ def test_a_kill_after_the_trial_is_finished_too(tmp_path: Path, late: str, effec
         "promote": lambda: step(host, "gpuhost_boot_trial", action="promote", verdict=PASSED),
         "handed_back": lambda: step(host, "gpuhost_workload", state="handed_back", sentence="passed"),
     }
-    for name in LATE[: LATE.index(late)]:
+    for name in list(LATE)[: list(LATE).index(late)]:
         after[name]()
     host.effects, host.die_after = [], effect
     try:

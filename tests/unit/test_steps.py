@@ -176,9 +176,7 @@ def _ids() -> list[str]:
 
 @pytest.mark.parametrize(("name", "given"), CHECKS, ids=_ids())
 @pytest.mark.parametrize("stage", ["before the roll", "installed", "prepared", "on trial"])
-def test_check_mode_leaves_the_tree_byte_for_byte(
-    tmp_path: Path, stage: str, name: str, given: dict[str, Any]
-) -> None:
+def test_check_mode_leaves_the_tree_byte_for_byte(tmp_path: Path, stage: str, name: str, given: dict[str, Any]) -> None:
     host = debian_host(tmp_path, installed=stage == "installed")
     plan = plan_of(host)
     if stage in ("prepared", "on trial"):

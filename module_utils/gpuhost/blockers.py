@@ -1,0 +1,122 @@
+"""What stands in the way of a roll, and what the operator asks for. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from .documents import Blocker, Target
+from .errors import blocker
+
+KNOWN_CHECKS = ("device_access", "cuda", "p2p", "allreduce")
+CARRIED_CHECKS = ("device_access",)
+"""Checks that this version can really run; the others are shown as not measured."""
+COUNTED = re.compile(r".*\+\d+(-\d+)?\.conf")
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the operator asks for: the inventory and the command line."""
+
+    target: str
+    reboot_allowed: bool
+    gate_required: tuple[str, ...]
+    gate_targets: tuple[str, ...] = ()
+    cmdline: dict[str, str | None] = field(default_factory=dict)
+    modprobe_options: dict[str, dict[str, str]] = field(default_factory=dict)
+    retry_trial: bool = False
+    needs_reboot: bool = True
+    """False where only prepare is asked for, which needs no consent to a reboot."""
+
+
+def standing_blockers(facts: dict[str, Any], wishes: Wishes, controller_boot_id: str) -> list[Blocker]:
+    """What stands in the way of any roll on this host, whatever the target."""
+    found = []
+    if facts["kernel"]["boot_id"] == controller_boot_id:
+        found.append(blocker("roll.controller_on_target", facts["host"], "has the controller's own boot id", "another"))
+    if facts["roll_error"]:
+        found.append(blocker("roll.file_unreadable", facts["host"], facts["roll_error"]))
+    if wishes.needs_reboot and not wishes.reboot_allowed:
+        found.append(blocker("roll.reboot_not_allowed", facts["host"], "host_reboot_allowed is not set", "true"))
+    if wishes.needs_reboot and not wishes.gate_required:
+        found.append(blocker("gate.nothing_required", "gpu_gate_required", "undefined or empty", "a list of checks"))
+    found += [
+        blocker("gate.unknown_check", "gpu_gate_required", name, f"one of {', '.join(KNOWN_CHECKS)}")
+        for name in wishes.gate_required
+        if name not in KNOWN_CHECKS
+    ]
+    found += [
+        blocker("check.not_in_this_version", "gpu_gate_required", name, f"one of {', '.join(CARRIED_CHECKS)}")
+        for name in wishes.gate_required
+        if name in KNOWN_CHECKS and name not in CARRIED_CHECKS
+    ]
+    if wishes.needs_reboot:
+        found += _gate_target_blockers(facts, wishes)
+    if facts["boot"]["loader"] != "systemd-boot":
+        observed = f"loader {facts['boot']['loader']}"
+        if facts["boot"]["esp"] is None:
+            observed = "no ESP with loader/entries is mounted on /efi, /boot/efi or /boot"
+        found.append(blocker("loader.unsupported", facts["host"], observed, "systemd-boot"))
+    counted = [entry["filename"] for entry in facts["boot"]["entries"] if entry["filename"].count("+")]
+    if any(COUNTED.fullmatch(name) for name in counted):
+        found.append(
+            blocker(
+                "loader.unsupported", "/etc/kernel/tries", f"boot counting: {', '.join(counted)}", "no boot counting"
+            )
+        )
+    return found
+
+
+def _gate_target_blockers(facts: dict[str, Any], wishes: Wishes) -> list[Blocker]:
+    """A gate that could measure nowhere is known before the downtime."""
+    names = {item["name"] for item in facts["containers"]} | {"host"}
+    unknown = [name for name in wishes.gate_targets if name not in names]
+    if unknown:
+        return [blocker("gate.no_target", "gpu_gate_targets", ", ".join(unknown), f"one of {', '.join(sorted(names))}")]
+    with_gpu = [item for item in facts["containers"] if item["gpu"]]
+    drained = bool(facts["roll"] and facts["roll"]["state"] == "open" and facts["roll"]["workloads"])
+    if wishes.gate_targets or drained or not with_gpu or any(item["running"] for item in with_gpu):
+        return []
+    return [
+        blocker("gate.no_target", ", ".join(item["name"] for item in with_gpu), "has GPUs but does not run", "running")
+    ]
+
+
+def target_blockers(facts: dict[str, Any], target: Target, resumes: bool, wishes: Wishes) -> list[Blocker]:
+    found = []
+    if facts["packages"]["half_configured"] and not resumes:
+        # A resumed roll may have been killed inside apt: its next apt call configures what is left.
+        found.append(blocker("apt.half_configured", "dpkg", ", ".join(facts["packages"]["half_configured"])))
+    if facts["boot"]["efi_default"]:
+        found.append(blocker("boot.efi_default_set", "LoaderEntryDefault", facts["boot"]["efi_default"], "not set"))
+    if facts["boot"]["one_shot"] and not resumes:
+        found.append(blocker("boot.foreign_one_shot", "LoaderEntryOneShot", facts["boot"]["one_shot"], "not set"))
+    roll = facts["roll"]
+    if _expired(roll, target) and not resumes and not wishes.retry_trial:
+        found.append(
+            blocker(
+                "trial.expired",
+                target.release,
+                f"came back on the old kernel on {roll['closed_at']}: {roll['sentence']}",
+            )
+        )
+    if target.release not in {entry["version"] for entry in facts["boot"]["entries"]}:
+        found += [
+            blocker(
+                "boot.no_space",
+                place["path"],
+                f"{place['free_bytes'] // 2**20} MiB free",
+                f"at least {place['needed_bytes'] // 2**20} MiB for another kernel",
+            )
+            for place in facts["boot"]["room"]
+            if place["free_bytes"] < place["needed_bytes"]
+        ]
+    return found
+
+
+def _expired(roll: dict[str, Any] | None, target: Target) -> bool:
+    """Whether this kernel was booted on trial here and the host came back."""
+    if not roll or roll["state"] != "closed" or roll["result"] != "good_on_old":
+        return False
+    return bool(roll["target"] == target.release and roll["trial"]["boots"] > 0)
