@@ -59,6 +59,9 @@ def _stage_parser(made: argparse.ArgumentParser, name: str) -> None:
         "-e", "--extra-vars", action="append", default=[], metavar="VARS", help="as ansible-playbook has it"
     )
     made.add_argument("-v", "--verbose", action="count", default=0, help="Ansible's own log becomes longer")
+    made.add_argument(
+        "--batches", type=batches, metavar="N,N,..", help="hosts at a time, the last one repeats (default: 1)"
+    )
     made.add_argument("--tags", metavar="STAGES", help=argparse.SUPPRESS)
     made.add_argument("--skip-tags", metavar="STAGES", help=argparse.SUPPRESS)
     made.add_argument("--hosts", metavar="GROUP", help="group or host to work on (default: gpu_hosts)")
@@ -74,11 +77,21 @@ def _runs_option(made: argparse.ArgumentParser) -> None:
     made.add_argument("--runs", type=Path, default=Path("runs"), metavar="FOLDER", help="run records (default: ./runs)")
 
 
+def batches(text: str) -> list[int | str]:
+    """Batch sizes as Ansible's ``serial`` has them: numbers, or shares of all hosts such as 25%."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.removesuffix("%").isdigit() and int(part.removesuffix("%")) > 0 for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list such as 1,2,4 or 1,25%")
+    return [part if part.endswith("%") else int(part) for part in parts]
+
+
 def request_of(options: argparse.Namespace) -> Request:
     """The playbook call that a parsed command line asks for."""
     variables: dict[str, Any] = {}
     if options.hosts:
         variables["gpuhost_hosts"] = options.hosts
+    if options.batches:
+        variables["roll_batches"] = options.batches
     if options.command in WITH_TARGET:
         variables["target"] = options.target
         if options.retry_trial:

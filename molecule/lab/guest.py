@@ -1,6 +1,7 @@
 """Talk to a guest by ssh. Only an answer of the guest itself counts: QEMU's user network
 accepts connections even when the guest is dead."""
 
+import shlex
 import subprocess
 import time
 from collections.abc import Sequence
@@ -32,7 +33,8 @@ def ssh_argv(machine: Machine, command: Sequence[str], user: str = "root") -> li
     return [
         *("ssh", *ssh_options(machine), "-o", "BatchMode=yes", "-o", "ConnectTimeout=10"),
         *("-i", str(machine.private_key), "-p", str(settings.ssh_port), f"{user}@127.0.0.1"),
-        *command,
+        # ssh joins its arguments with blanks and hands the text to a shell there: so each is quoted for it.
+        *([shlex.join(command)] if command else []),
     ]
 
 

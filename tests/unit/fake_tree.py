@@ -106,6 +106,8 @@ def booted(host: FakeHost, release: str, options: str = CMDLINE) -> None:
     host.put("/proc/devices", proc_devices(release))
     host.boots.append(release)
     uvm = MAJORS[release]["nvidia-uvm"]
+    for name in ("nvidia0", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"):
+        host.put(f"/dev/{name}")
     host.nodes = {
         "/dev/nvidia0": (195, 0),
         "/dev/nvidiactl": (195, 255),
@@ -151,7 +153,6 @@ def lay_tree(host: FakeHost, *, installed: bool) -> None:
     host.put(f"/var/lib/lxc/{CONTAINER}/config", CONFIG)
     host.put(f"/var/lib/lxc/{PLAIN}/config", "lxc.uts.name = web\nlxc.start.order = 1\n")
     host.put("/var/lib/apt/lists/lock")
-    host.path("/dev").mkdir(exist_ok=True)
     host.running = {CONTAINER, PLAIN}
     add_archive(host, OLD, NEW)
     booted(host, OLD)

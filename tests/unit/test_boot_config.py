@@ -178,7 +178,6 @@ def test_check_mode_says_what_a_run_does(tmp_path: Path, options: dict[str, dict
     assert answers[0]["diff"] == answers[1]["diff"]
 
 
-@pytest.mark.xfail(strict=True, reason="with rebuild, check mode never looks whether one is needed")
 def test_check_mode_says_that_a_rebuild_is_needed(host: FakeHost) -> None:
     plan = plan_of(host)
     step(host, "gpuhost_boot_trial", action="hold", plan=plan)

