@@ -188,7 +188,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no type
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
         """A step has failed. Whether something rescues it is known only at the end."""
-        self._end(result, "failed", _message(result.result))
+        self._end(result, "failed", str(_cause(result.result) or _message(result.result)))
         if not ignore_errors:
             self._note_failures(result)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpuhost_cli.report import Report
+from gpuhost_cli.report_rows import FailureRow
 
 INDENT = "          "
 """As wide as the clock's stamp, so that the lines stand under the step they belong to."""
@@ -26,17 +27,22 @@ def lines_of(result: Mapping[str, Any], diff: bool) -> list[str]:
 
 
 def summary(report: Report) -> list[str]:
-    """How each host came out: one line, and below it cause, what was seen, and what to do next."""
+    """How each host came out, and below it one line with cause, what was seen, and the way out."""
     lines = []
     for host in report.hosts:
-        lines.append(f"{host.host}: {host.sentence}")
-        for failure in host.failures[-1:]:
-            seen = f"{failure.observed}, expected {failure.expected}" if failure.expected else failure.observed
-            about = f"{failure.object}: " if failure.object else ""
-            lines.append(f"{INDENT}{failure.cause}: {about}{seen or failure.message}")
-        if host.next_step:
+        lines.append(host.sentence)
+        if host.failures:
+            lines.append(INDENT + failure_line(host.failures[-1]))
+        elif host.next_step:
             lines.append(f"{INDENT}next: {host.next_step}")
     return lines
+
+
+def failure_line(failure: FailureRow) -> str:
+    """One failure in one line. A module's own message has it all; other errors get cause and way out added."""
+    if failure.message.startswith(f"{failure.cause}: "):
+        return failure.message
+    return f"{failure.cause}: {failure.message}: {failure.next_step}"
 
 
 def _step_lines(result: Mapping[str, Any]) -> list[str]:

@@ -50,7 +50,7 @@ STOP_FOR_GATE_S = 60
 
 def hold(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.Done:
     """Record the fallback once, then make it the explicit default. A promoted kernel is not taken back by a rerun."""
-    if roll.promoted_at is not None:
+    if roll.is_promoted(host.read_line(trial.RUNNING)):
         return steps.Done(roll)
     fallback = roll.fallback or trial.record_fallback(host, roll.running_before, load(host))
     path, before, after = trial.loader_conf_change(boot.read(host), fallback.entry)
@@ -103,17 +103,18 @@ def promote(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> step
 def boot_fallback(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.Done:
     """Take the trial back, and leave its kernel where it runs. A promoted kernel is not left by itself."""
     running = host.read_line(trial.RUNNING)
-    reboots = running != roll.running_before and roll.promoted_at is None
+    promoted = roll.is_promoted(running)
+    reboots = running != roll.running_before and not promoted
     answer = {
         "rebooting": False,
-        "roll_open": roll.promoted_at is None,
+        "roll_open": not promoted,
         "trial_booted": roll.trial.boots > 0,
         "boot_id": host.read_line(trial.BOOT_ID),
     }
     if check:
         lines = [f"would reboot from {running} to {roll.running_before}"] if reboots else []
         return steps.Done(roll, tuple(lines), answer=answer)
-    if roll.promoted_at is not None:
+    if promoted:
         return steps.Done(roll, answer=answer)
     if reboots:
         may_reboot(host, params)

@@ -38,9 +38,9 @@ from ansible.module_utils.gpuhost.module import run_module
 from ansible.module_utils.gpuhost.rollfile import Roll, load
 
 
-def start_what_is_measured(host: Host, roll: Roll) -> list[str]:
-    """Start the drained containers that have GPUs."""
-    with_gpu = {item["name"] for item in workloads.survey(host) if item["gpu"]}
+def start_what_is_measured(host: Host, roll: Roll, wanted_targets: list[str]) -> list[str]:
+    """Start the drained containers that have GPUs, and those that the inventory names."""
+    with_gpu = {item["name"] for item in workloads.survey(host) if item["gpu"]} | set(wanted_targets)
     wanted = [item.name for item in roll.workloads if item.was_running and item.name in with_gpu]
     return [f"container {name} started for the gate" for name in wanted if workloads.start_container(host, name)]
 
@@ -65,7 +65,7 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
         return {"changed": False, "targets": {}, "kernel": release, "checks": params["checks"]}
 
     def gate(now: Roll) -> steps.Done:
-        lines = start_what_is_measured(host, now)
+        lines = start_what_is_measured(host, now, params["targets"])
         answers = measure(host, params, now.gpu_nodes_before)
         found = check_runner.document(params["host_name"], params["run_id"], answers)
         return steps.Done(now, tuple(lines), documents=(found,), answer={"targets": answers, "kernel": release})

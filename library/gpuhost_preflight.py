@@ -39,7 +39,7 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Take every proof; stop at the first that does not hold."""
 
     def prove(roll: Roll) -> steps.Done:
-        if roll.promoted_at is not None:
+        if roll.is_promoted(host.read_line("/proc/sys/kernel/osrelease")):
             return steps.Done(roll, changed=False, answer={"skipped_because": f"{roll.target} is promoted already"})
         if check and not host.exists(f"/boot/vmlinuz-{roll.target}"):
             return steps.Done(roll, changed=False, answer={"skipped_because": f"{roll.target} is not installed yet"})
@@ -47,6 +47,10 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
             # Nothing was held yet; the fallback is proven against itself, and its default is what hold would set.
             roll = replace(roll, fallback=trial.record_fallback(host, roll.running_before, None))
         document = preflight.prove(host, params["host_name"], params["run_id"], roll)
+        if check:
+            # The fallback becomes the default by hold, which check mode leaves out.
+            kept = tuple(item for item in document.proofs if item.cause != "boot.default_not_held")
+            document = replace(document, proofs=kept)
         failed = preflight.first_failure(document)
         if failed is not None and not check:
             found = blocker(failed.cause or "", failed.name, failed.observed, failed.expected, failed.next_step)

@@ -39,17 +39,19 @@ from dataclasses import replace
 from typing import Any
 
 from ansible.module_utils.gpuhost import steps, workloads
-from ansible.module_utils.gpuhost.causes import BACK_ON_OLD, GOOD, cause
+from ansible.module_utils.gpuhost.causes import BACK_ON_OLD, CAUSES, GOOD, SAFE_STOP
 from ansible.module_utils.gpuhost.documents import Outcome, as_dict, make_head
 from ansible.module_utils.gpuhost.errors import Stop, stop
 from ansible.module_utils.gpuhost.host_io import Host
 from ansible.module_utils.gpuhost.module import run_module
 from ansible.module_utils.gpuhost.rollfile import Roll, closed, save
 
+RUNNING = "/proc/sys/kernel/osrelease"
+
 
 def drain(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.Done:
     """Remember first, hold second, stop last: a controller that dies in between leaves a roll that knows."""
-    if roll.promoted_at is not None:
+    if roll.is_promoted(host.read_line(RUNNING)):
         return steps.Done(roll)  # a rerun that has only the hand back left
     roll = replace(roll, workloads=workloads.remembered(host, roll))
     running = [item.name for item in roll.workloads if item.name in workloads.running_containers(host)]
@@ -74,7 +76,11 @@ def hand_back(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> st
         names = [item.name for item in roll.workloads or workloads.take_inventory(host) if item.was_running]
         return steps.Done(roll, tuple(f"container {name} would be started" for name in names))
     back = params["stage"] == "rollback"
-    running = host.read_line("/proc/sys/kernel/osrelease")
+    running = host.read_line(RUNNING)
+    if not back and not roll.is_promoted(running):
+        raise stop(
+            "roll.not_promoted", roll.target, f"{running} runs, promoted: {roll.promoted_at or 'no'}", "promoted"
+        )
     if back and running != roll.running_before:
         raise stop("trial.wrong_kernel", "uname -r", running, roll.running_before)
     roll, lines, failed = workloads.hand_back(host, roll)
@@ -95,7 +101,8 @@ def _end(params: dict[str, Any], roll: Roll) -> tuple[Roll, Outcome]:
         return closed(roll, "good", None, sentence), Outcome(head, "good", None, sentence, GOOD)
     if roll.trial.boots == 0 and params["failed"]:
         why = why or "host.module_failed"
-        return roll, Outcome(head, "stopped", why, sentence, cause(why).exit_status)
+        status = CAUSES[why].exit_status if why in CAUSES else SAFE_STOP
+        return roll, Outcome(head, "stopped", why, sentence, status)
     if roll.trial.boots == 0:
         return closed(roll, "rolled_back", None, sentence), Outcome(head, "good_on_old", None, sentence, GOOD)
     status = BACK_ON_OLD if params["failed"] else GOOD

@@ -58,13 +58,10 @@ def standing_blockers(facts: dict[str, Any], wishes: Wishes, controller_boot_id:
         if facts["boot"]["esp"] is None:
             observed = "no ESP with loader/entries is mounted on /efi, /boot/efi or /boot"
         found.append(blocker("loader.unsupported", facts["host"], observed, "systemd-boot"))
-    counted = [entry["filename"] for entry in facts["boot"]["entries"] if entry["filename"].count("+")]
-    if any(COUNTED.fullmatch(name) for name in counted):
-        found.append(
-            blocker(
-                "loader.unsupported", "/etc/kernel/tries", f"boot counting: {', '.join(counted)}", "no boot counting"
-            )
-        )
+    counted = [entry["filename"] for entry in facts["boot"]["entries"] if COUNTED.fullmatch(entry["filename"])]
+    if counted:
+        observed = f"boot counting: {', '.join(counted)}"
+        found.append(blocker("loader.unsupported", "/etc/kernel/tries", observed, "no boot counting"))
     return found
 
 

@@ -95,6 +95,12 @@ CAUSES: dict[str, Cause] = _registry(
         USAGE,
     ),
     Cause(
+        "roll.not_promoted",
+        "The new kernel has not passed its gate and been promoted, so the host can't be handed back as good.",
+        "Run gpuhost promote, or end the roll on the old kernel: gpuhost rollback",
+        USAGE,
+    ),
+    Cause(
         "target.unknown",
         "No kernel that apt can install matches the target.",
         "Choose one of the series that are listed, or run apt-get update on the host.",
@@ -103,7 +109,7 @@ CAUSES: dict[str, Cause] = _registry(
     Cause(
         "target.not_newer",
         "The target is older than the running kernel.",
-        "Going back is playbooks/rollback.yml.",
+        "Choose a newer target: this version does not go to an older kernel.",
         USAGE,
     ),
     Cause(

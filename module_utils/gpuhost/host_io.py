@@ -87,6 +87,10 @@ class Host:
         """Whether there is anything at the path (a dangling link counts as nothing)."""
         return self.path(path).exists()
 
+    def is_folder(self, path: str) -> bool:
+        """Whether the path is a folder."""
+        return self.path(path).is_dir()
+
     def names(self, path: str) -> list[str]:
         """Sorted names in a folder; empty where there is none."""
         try:
@@ -205,6 +209,8 @@ class Host:
             self.path(path).unlink()
         except FileNotFoundError:
             return False
+        except OSError as error:
+            raise stop("host.module_failed", path, f"can't be removed: {error.strerror}") from error
         self._sync_folder(self.path(path).parent)
         return True
 

@@ -10,6 +10,7 @@ from .documents import SCHEMA_PREFIX, Head, as_dict, make_head, seconds_between,
 from .errors import stop
 from .host_io import Host
 
+FOLDER = "/var/lib/gpuhost"
 ROLL_FILE = "/var/lib/gpuhost/roll.json"
 VERSION = 1
 
@@ -92,6 +93,10 @@ class Roll:
         """Whether the roll still has to be brought to an end."""
         return self.state == "open"
 
+    def is_promoted(self, running: str) -> bool:
+        """Whether the target boots by itself and runs: only the hand back is left."""
+        return self.promoted_at is not None and running == self.target
+
     @property
     def downtime_s(self) -> float | None:
         """Seconds from the first stop of a workload to the last hand-back; None where nothing was stopped."""
@@ -154,7 +159,7 @@ def parse(data: bytes) -> Roll:
 def load(host: Host) -> Roll | None:
     """The host's roll, open or closed; None only where there is no file."""
     data = host.read_bytes(ROLL_FILE)
-    if data is None and host.exists(ROLL_FILE):
+    if data is None and (host.exists(ROLL_FILE) or (host.exists(FOLDER) and not host.is_folder(FOLDER))):
         raise stop("roll.file_unreadable", ROLL_FILE, "not a file", "a roll file")
     return None if data is None else parse(data)
 

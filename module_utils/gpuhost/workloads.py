@@ -31,7 +31,7 @@ GPU_SERVICES = frozenset({"nvidia-persiste", "nv-hostengine", "nv-fabricmanage",
 GPU_NODE = re.compile(r"/dev/nvidia\d+")
 _LXC_CGROUP = re.compile(r"/lxc\.payload\.([^/\n]+)|/lxc/([^/\n]+)")
 # Virtual machines and other containers: their parents' names in /proc/PID/comm.
-FOREIGN_GUESTS = ("qemu-system", "kvm", "containerd-shim", "conmon")
+FOREIGN_GUESTS = re.compile(r"qemu-system.*|kvm|containerd-shim.*|conmon")
 
 
 def survey(host: Host) -> list[dict[str, Any]]:
@@ -91,7 +91,7 @@ def in_the_way(host: Host) -> list[Blocker]:
     for entry in host.names("/proc"):
         comm = host.read_line(f"/proc/{entry}/comm") if entry.isdigit() else ""
         in_container = _LXC_CGROUP.search(host.read(f"/proc/{entry}/cgroup") or "") if comm else None
-        if comm.startswith(FOREIGN_GUESTS) and not in_container:
+        if FOREIGN_GUESTS.fullmatch(comm) and not in_container:
             found.append(
                 blocker("workload.blocks", f"process {entry} ({comm})", "a guest that this version can't stop")
             )

@@ -63,7 +63,7 @@ class TestRoll:
         run = gpuhost(runs, *UPGRADE, TARGET, "-e", "host_survey_apt_max_age=-1")
         assert run.exit_status == 5
         assert run.causes(HOST) == ["dkms.headers_missing"]
-        line = next(line for line in run.output.splitlines() if "dkms.headers_missing" in line)
+        line = next(line for line in run.output.splitlines() if "dkms.headers_missing: " in line)
         assert re.search(r"linux-headers-6\.12\S+", line)
         assert re.search(r"kernel 6\.12", line)
         assert "apt-cache policy" in line

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from gpuhost.apt import (
     MadisonLine,
     PackageChange,
@@ -17,8 +20,6 @@ from gpuhost.apt import (
     parse_madison,
     parse_simulation,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 FIXTURES = Path(__file__).parent.parent / "fixtures/apt"
 IMAGE = "linux-image-6.12.117+deb12-cloud-amd64"

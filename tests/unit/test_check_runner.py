@@ -127,7 +127,6 @@ def test_a_gpu_that_is_gone_after_the_trial_is_still_expected(host: FakeHost) ->
     assert host.ran("lxc-attach")[-1][-2:] == ["--expect-gpus", "1"]
 
 
-@pytest.mark.xfail(strict=True, reason="only containers with GPU mounts of their own are started for the gate")
 def test_a_named_target_is_started_too(host: FakeHost) -> None:
     prepared(host)
     step(host, "gpuhost_workload", state="drained")

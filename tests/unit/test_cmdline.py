@@ -6,6 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from gpuhost.cmdline import (
     REPEATABLE,
     Wanted,
@@ -17,8 +20,6 @@ from gpuhost.cmdline import (
     render_argument,
     rewrite_file,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 CASES = Path(__file__).parent.parent / "cases"
 WANTED: Wanted = {"amd_pstate": "active", "processor.max_cstate": "1", "nmi_watchdog": "0"}

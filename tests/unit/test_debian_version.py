@@ -7,9 +7,10 @@ import shutil
 import subprocess
 
 import pytest
-from gpuhost.debian_version import compare, compare_part, part_sort_key, sort_key, split
 from hypothesis import given
 from hypothesis import strategies as st
+
+from gpuhost.debian_version import compare, compare_part, part_sort_key, sort_key, split
 
 # Oldest first; each differs from the next by one rule of deb-version(7).
 ORDERED = [

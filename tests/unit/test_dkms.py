@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from gpuhost.causes import CAUSES
 from gpuhost.dkms import (
     NVIDIA_MODULES,
@@ -18,8 +21,6 @@ from gpuhost.dkms import (
     parse_status,
     prove,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 CASE_DKMS_01 = (Path(__file__).parent.parent / "cases/dkms-01-status-line-zoo.in.txt").read_text()
 ROWS = [line.split("\t") for line in CASE_DKMS_01.splitlines() if not line.startswith("#")]

@@ -142,7 +142,6 @@ def test_remove_says_whether_there_was_one(host: Host, tmp_path: Path) -> None:
     assert not host.remove("/hold")
 
 
-@pytest.mark.xfail(strict=True, reason="only write_atomic turns an errno into a Stop")
 def test_what_can_not_be_removed_is_a_stop(host: Host, tmp_path: Path) -> None:
     (tmp_path / "hold").mkdir()
     with pytest.raises(Stop):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from gpuhost.apt import MadisonLine, parse_madison
 from gpuhost.kernel import (
     Candidate,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from gpuhost.lxc_config import MAIN, LxcDocument, parse, vmid_of
 from gpuhost.lxc_reconcile import Change, Reconciliation, declared_nodes, reconcile, stale_rules
 from gpuhost.proc_devices import CharacterMajors, parse_character_majors

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from gpuhost.lxc_config import MAIN, PENDING, DeviceRule, SpanEdit, Style, parse, vmid_of
 from hypothesis import given
 from hypothesis import strategies as st
+
+from gpuhost.lxc_config import MAIN, PENDING, DeviceRule, SpanEdit, Style, parse, vmid_of
 
 # Fragments that steer random bytes into the interesting corners.
 FRAGMENTS = st.one_of(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from gpuhost.lxc_config import MAIN, Style, parse
 from gpuhost.lxc_plan import Presumed
 from gpuhost.lxc_reconcile import Reconciliation, declared_nodes, reconcile, stale_rules
 from gpuhost.proc_devices import NVIDIA_NAMES, CharacterMajors
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 DYNAMIC_NAMES = ("nvidia-uvm", "nvidia-caps", "nvidia-caps-imex-channels", "nvidia-nvswitch", "nvidia-nvlink")
 NODES = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+
 from gpuhost.lxc_config import MAIN, parse
 from gpuhost.lxc_reconcile import Reconciliation, StaleRule, declared_nodes, reconcile, stale_rules
 from gpuhost.proc_devices import CharacterMajors, ProcDevicesError

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from fake_roll import REPOSITORY, library
 
-from gpuhost.errors import blocker, defect
+from gpuhost.errors import Stop, blocker, defect
 from gpuhost.module import failure
 
 MODULES = sorted(path.stem for path in (REPOSITORY / "library").glob("*.py"))
@@ -130,6 +130,22 @@ def test_a_defect_is_named(error: Exception) -> None:
     found = defect(error)
     assert (found.cause, found.object) == ("host.module_failed", type(error).__name__)
     assert found.observed
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [("off", "off"), (30, "30"), ("", ""), (True, ""), (None, None), (False, None), (0, "0")]
+)
+def test_a_kernel_argument_is_taken_as_the_inventory_has_it(value: Any, text: str | None) -> None:
+    module, _ = library("gpuhost_plan")
+    assert module.argument_value("key", value) == text
+
+
+@pytest.mark.parametrize("value", [[], {}, ["a"]])
+def test_no_other_value_is_an_argument(value: Any) -> None:
+    module, _ = library("gpuhost_plan")
+    with pytest.raises(Stop) as caught:
+        module.argument_value("key", value)
+    assert caught.value.blocker.cause == "input.invalid"
 
 
 def test_files_of_the_core_stay_short() -> None:

@@ -108,6 +108,7 @@ BLOCKERS: list[tuple[str, Callable[[Facts], None], dict[str, Any]]] = [
     ("roll.other_target", _roll, {"target": "6.1"}),
     ("roll.file_unreadable", lambda f: f.update(roll_error="not a roll file"), {}),
     ("loader.unsupported", lambda f: f["boot"].update(loader="unknown"), {}),
+    ("loader.unsupported", lambda f: f["boot"]["entries"][0].update(filename="debian-6.1.0-57-amd64+3-1.conf"), {}),
     ("boot.efi_default_set", lambda f: f["boot"].update(efi_default=OLD_ENTRY), {}),
     ("boot.foreign_one_shot", lambda f: f["boot"].update(one_shot=NEW_ENTRY), {}),
 ]

@@ -198,9 +198,6 @@ def test_check_mode_skips_a_kernel_that_is_not_there_yet(tmp_path: Path) -> None
     assert not answer["changed"]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="nothing is held in check mode, and the proof of the default is taken all the same"
-)
 def test_check_mode_of_a_good_host_shows_no_failure(tmp_path: Path) -> None:
     host = debian_host(tmp_path)
     answer = step(host, "gpuhost_preflight", check=True, plan=plan_of(host))

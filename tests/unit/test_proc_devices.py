@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from gpuhost.proc_devices import (
     CharacterMajors,
     ProcDevicesError,
@@ -13,8 +16,6 @@ from gpuhost.proc_devices import (
     nvidia_node,
     parse_character_majors,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 TEXT = """Character devices:
   1 mem

@@ -6,6 +6,9 @@ import dataclasses
 import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from gpuhost.systemd_boot import (
     Entry,
     compare_versions,
@@ -20,8 +23,6 @@ from gpuhost.systemd_boot import (
     selected,
     with_default,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 MACHINE = "0123456789abcdef0123456789abcdef"
 LOADER_CONF = "timeout 3\n# default old.conf\ndefault  proxmox-6.8.12-9-pve.conf  \nconsole-mode keep\n"

@@ -173,7 +173,6 @@ def test_what_fails_after_promote_does_not_reboot_into_the_old_kernel(host: Fake
     assert boots_by_itself(host) == NEW
 
 
-@pytest.mark.xfail(strict=True, reason="promoted once counts as promoted, whatever runs now")
 def test_a_promoted_host_that_runs_the_old_kernel_again_is_handed_back(host: FakeHost) -> None:
     on_trial(host)
     act(host, "promote", verdict=PASSED)

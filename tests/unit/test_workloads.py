@@ -96,6 +96,22 @@ def test_a_gpu_process_outside_of_any_container_blocks(host: FakeHost, name: str
         assert found[0].object == f"process 4242 ({name})"
 
 
+@pytest.mark.parametrize(
+    ("name", "cgroup", "blocks"),
+    [
+        ("qemu-system-x86", "/machine.slice/machine-qemu.scope", True),
+        ("kvm", "/qemu.slice/100.scope", True),
+        ("containerd-shim", "/system.slice/containerd.service", True),
+        ("conmon", "/machine.slice/libpod-conmon-0123.scope", True),
+        ("containerd-shim", f"/lxc.payload.{CONTAINER}/system.slice/containerd.service", False),
+        ("containerd", "/system.slice/containerd.service", False),
+    ],
+)
+def test_guests_of_another_kind_block_also_without_a_gpu(host: FakeHost, name: str, cgroup: str, blocks: bool) -> None:
+    _process(host, 4242, name, cgroup, "/dev/null")
+    assert [item.cause for item in workloads.in_the_way(host)] == (["workload.blocks"] if blocks else [])
+
+
 def test_a_process_without_a_gpu_does_not_block(host: FakeHost) -> None:
     _process(host, 4242, "bash", "/user.slice", "/dev/pts/0")
     assert workloads.in_the_way(host) == []
@@ -245,13 +261,15 @@ def test_a_leftover_of_the_hold_is_lifted(host: FakeHost) -> None:
 # --- the end of a roll
 
 
-@pytest.mark.xfail(strict=True, reason="drain and hand back without a trial close the roll as good")
-def test_a_host_that_never_left_its_kernel_is_not_good(host: FakeHost) -> None:
+def test_a_host_that_was_not_promoted_is_not_handed_back_as_good(host: FakeHost) -> None:
+    """Drain and hand back without a trial: rollback is the way out, and it is named."""
     prepared(host)
     drain(host)
-    step(host, "gpuhost_workload", state="handed_back", sentence="handed back")
-    assert host.running == {CONTAINER, PLAIN}
-    assert roll_of(host).result != "good"
+    with pytest.raises(Stop) as stopped:
+        step(host, "gpuhost_workload", state="handed_back", sentence="handed back")
+    assert stopped.value.blocker.cause == "roll.not_promoted"
+    assert "gpuhost rollback" in stopped.value.blocker.sentence
+    assert roll_of(host).is_open
 
 
 def test_a_failure_before_the_trial_leaves_the_roll_open(host: FakeHost) -> None:

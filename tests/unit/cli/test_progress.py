@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from gpuhost_cli.progress import Expectations, ProgressClock, duration, elapsed_text
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from gpuhost.causes import BACK_ON_OLD, FINDINGS, GOOD, NEEDS_PERSON, SAFE_STOP, USAGE
 from gpuhost_cli import outcomes, records
 from gpuhost_cli.records import Recorder, new_run_id, safe_name
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from gpuhost_cli import report, report_words
 from gpuhost_cli.report_host import HostReport
 
