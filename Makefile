@@ -14,14 +14,15 @@ help: ## this list
 install: $(VENV)/.installed ## .venv with the gpuhost command in it
 
 $(VENV)/.installed: pyproject.toml
+	@$(PYTHON) tools/system_packages.py --python
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable .
 	touch $@
 
 install-test: $(VENV)/.installed-test
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[test]'
 	touch $@
 
 system: ## the Debian packages that the lab needs; says which command needs root

@@ -60,7 +60,7 @@ STEPS = [
     Step("floor 3.10, the host's", tool("vermin", "-q", "-t=3.10-", "--no-tips", "library", "module_utils"), 5, "lint"),
     Step("floor 3.9, the workload's", tool("vermin", "-q", "-t=3.9-", "--no-tips", "gpu_checks"), 5, "lint"),
     Step("generated pages are up to date", tool("python", "-m", "gpuhost_cli.docs", "--check"), 2, "lint"),
-    Step("units", pytest("tests/unit", "-q", "--timeout", "300"), 60, "unit"),
+    Step("units", pytest("tests/unit", "tests/gpu", "-q", "--timeout", "300"), 150, "unit"),
     Step("plays", pytest("tests/integration", "-q", "--timeout", "600"), 120, "play"),
     Step("lab", pytest("tests/lab", "-v", "--timeout", "2400"), 1500, "lab"),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -23,7 +24,12 @@ FILES = {"/usr/share/OVMF/OVMF_CODE.fd": "ovmf", "/usr/share/OVMF/OVMF_CODE_4M.f
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:" + os.environ.get("PATH", "")
 
 
-def missing() -> list[str]:
+def missing_for_python() -> list[str]:
+    """Debian splits venv's ensurepip from Python: without it there is no virtual environment."""
+    return [] if importlib.util.find_spec("ensurepip") else ["python3-venv"]
+
+
+def missing_for_lab() -> list[str]:
     """Names of the packages that are not installed, sorted."""
     wanted = {package for program, package in PROGRAMS.items() if shutil.which(program, path=PATH) is None}
     if not any(os.path.exists(path) for path in FILES):
@@ -33,23 +39,25 @@ def missing() -> list[str]:
 
 def main() -> int:
     """Install what is missing where this process may; else print the command and end with 2."""
+    missing = missing_for_python if sys.argv[1:] == ["--python"] else missing_for_lab
     packages = missing()
     if not packages:
         return 0
     install = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
     if os.geteuid() != 0:
-        print(f"The lab needs packages that are not installed. As root: {' '.join(install)}", file=sys.stderr)
+        print(f"Packages are missing. As root: {' '.join(install)}", file=sys.stderr)
         return 2
     if shutil.which("apt-get") is None:
-        print(f"The lab needs these Debian packages: {' '.join(packages)}", file=sys.stderr)
+        print(f"These Debian packages are missing: {' '.join(packages)}", file=sys.stderr)
         return 2
-    print(f"Installing for the lab: {' '.join(packages)}", flush=True)
+    print(f"Installing: {' '.join(packages)}", flush=True)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for argv in (["apt-get", "-q", "update"], install):
         result = subprocess.run(argv, env=environment, check=False, stdout=subprocess.DEVNULL)
         if result.returncode != 0:
             print(f"{' '.join(argv)} ended with {result.returncode}", file=sys.stderr)
             return 2
+    importlib.invalidate_caches()
     still = missing()
     if still:
         print(f"Still missing after the installation: {' '.join(still)}", file=sys.stderr)
