@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session")
 def machines() -> Iterator[None]:
     """Nothing is left running by a test session, and nothing of an earlier one is in its way."""
-    names = ("roll1", "roll2", "roll3")
+    names = ("roll1", "roll2", "roll3", "roll4")
     _remove(names)
     yield
     _remove(names)
