@@ -9,6 +9,9 @@ from .causes import CAUSES, cause
 from .documents import GateResult, Status, Verdict, make_head
 from .errors import stop
 
+EXPECTATIONS = {"device_access": "every required device node answers"}
+"""Checks that are judged without a baseline, and by what."""
+
 Targets = dict[str, dict[str, Any]]
 """Target name -> {``measurements``: [..], ``stale``: [{``container``, ``driver``, ``allowed``, ``now``}, ..]}."""
 
@@ -50,11 +53,17 @@ def _no_target(check: str) -> Verdict:
 
 
 def _verdict(
-    check: str, target: str, status: Status, code: str | None, observed: str, expected: str, required: bool = True
+    check: str,
+    target: str,
+    status: Status,
+    code: str | None,
+    observed: str,
+    expected: str,
+    required: bool = True,
+    seconds: float | None = None,
 ) -> Verdict:
-    return Verdict(
-        check, target, status, code, observed, expected, cause(code).next_step if code else "", required
-    )  # fmt: skip
+    next_step = cause(code).next_step if code else ""
+    return Verdict(check, target, status, code, observed, expected, next_step, required, seconds)
 
 
 def judge_check(check: str, target: str, answer: dict[str, Any], required: bool) -> Verdict:
@@ -64,24 +73,38 @@ def judge_check(check: str, target: str, answer: dict[str, Any], required: bool)
         code = "gate.not_measured" if check in KNOWN_CHECKS else "gate.unknown_check"
         return _verdict(check, target, "not_measured", code, "no measurement", "one measurement", required)
     item = found[0]
-    if item["status"] == "measured" and check == "device_access" and not item["value"]:
-        return _verdict(check, target, "fail", "device.gpu_count", "no usable GPU", "at least one", required)
+    expected = EXPECTATIONS.get(check, "a measurement")
     if item["status"] == "measured":
-        return _verdict(check, target, "pass", None, _observed(item), "every required device node answers", required)
+        return _measured(check, target, item, required)
     code = item["cause"] if item["cause"] in CAUSES else "gate.not_measured"
-    observed, expected = _observed(item), "every required device node answers"
+    observed = _observed(item)
     if code == "device.denied_cgroup" and (stale := _stale_sentence(target, answer)):
         code, observed, expected = "lxc.stale_major", *stale
     status: Status = "error" if item["status"] == "error" else "not_measured"
     if status == "error" and code.startswith(("lxc.", "device.", "driver.")):
         status = "fail"
-    return _verdict(check, target, status, code, observed, expected, required)
+    return _verdict(check, target, status, code, observed, expected, required, item.get("seconds"))
+
+
+def _measured(check: str, target: str, item: dict[str, Any], required: bool) -> Verdict:
+    """A number passes only against an expectation. device_access has its own: at least one GPU, all nodes answer."""
+    seconds = item.get("seconds")
+    if check not in EXPECTATIONS:
+        code = "gate.no_expectation"
+        return _verdict(check, target, "not_measured", code, _observed(item), "a baseline", required, seconds)
+    if not item["value"]:
+        code = "device.gpu_count"
+        return _verdict(check, target, "fail", code, "no usable GPU", "at least one", required, seconds)
+    return _verdict(check, target, "pass", None, _observed(item), EXPECTATIONS[check], required, seconds)
 
 
 def _observed(item: dict[str, Any]) -> str:
     detail = item.get("detail") or {}
     if item["status"] == "measured":
-        return f"{item['value']:g} {item['unit']} usable" if item["value"] is not None else "measured"
+        unit = item["unit"]
+        if unit == "gpus":
+            unit = "GPU usable" if item["value"] == 1 else "GPUs usable"
+        return f"{item['value']:g} {unit}" if item["value"] is not None else "measured"
     return str(detail.get("sentence") or detail.get("message") or _sentence(item["cause"]))
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gpuhost.causes import CAUSES, cause
 from gpuhost.documents import GateResult
 from gpuhost.errors import Stop
-from gpuhost.gate import judge
+from gpuhost.gate import judge, judge_check
 
 REQUIRED = ["device_access"]
 
@@ -36,7 +36,7 @@ def gate(targets: dict[str, Any], required: list[str] | None = None) -> GateResu
 def test_a_measured_check_passes() -> None:
     result = gate({"gpu-ct": answer(measurement())})
     assert (result.status, result.cause) == ("pass", None)
-    assert result.sentence == f"passed on {NEW}: gpu-ct device_access (1 gpus usable)"
+    assert result.sentence == f"passed on {NEW}: gpu-ct device_access (1 GPU usable)"
     assert [(item.check, item.status) for item in result.verdicts if item.required] == [("device_access", "pass")]
 
 
@@ -154,3 +154,10 @@ def test_the_module_fails_with_the_first_required_check_and_keeps_the_verdict() 
         module.work(None, {**params, "targets": {"gpu-ct": bad}}, False)
     assert caught.value.blocker.object == "gate device_access on gpu-ct"
     assert caught.value.documents[0]["status"] == "fail"
+
+
+def test_a_number_without_an_expectation_does_not_pass() -> None:
+    """What nobody has said how good it must be, cannot have been good enough."""
+    item = {"name": "p2p", "status": "measured", "cause": None, "value": 393.3, "unit": "gb_s", "detail": {}}
+    verdict = judge_check("p2p", "host", {"measurements": [item], "stale": []}, True)
+    assert (verdict.status, verdict.cause) == ("not_measured", "gate.no_expectation")
