@@ -58,6 +58,8 @@ def standing_blockers(facts: dict[str, Any], wishes: Wishes, controller_boot_id:
         if facts["boot"]["esp"] is None:
             observed = "no ESP with loader/entries is mounted on /efi, /boot/efi or /boot"
         found.append(blocker("loader.unsupported", facts["host"], observed, "systemd-boot"))
+    if facts["boot"]["esp_read_only"]:
+        found.append(blocker("boot.esp_read_only", facts["boot"]["esp"], "mounted read-only", "writable"))
     counted = [entry["filename"] for entry in facts["boot"]["entries"] if COUNTED.fullmatch(entry["filename"])]
     if counted:
         observed = f"boot counting: {', '.join(counted)}"

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from . import dkms, systemd_boot
-from .errors import stop
+from .errors import Stop, stop
 from .host_io import Host
 
 EFIVARS = "/sys/firmware/efi/efivars"
@@ -33,6 +33,8 @@ class BootState:
     entries: tuple[systemd_boot.Entry, ...]
     one_shot: str | None
     efi_default: str | None
+    read_only: bool = False
+    """The ESP is mounted read-only: the kernel does that to a vfat in which it finds an error."""
 
     @property
     def loader(self) -> str:
@@ -77,7 +79,20 @@ def read(host: Host) -> BootState:
         entries=tuple(systemd_boot.order(entries)),
         one_shot=_variable(host, "LoaderEntryOneShot"),
         efi_default=_variable(host, "LoaderEntryDefault"),
+        read_only=esp is not None and _mounted_read_only(host, esp),
     )
+
+
+def _mounted_read_only(host: Host, mount_point: str) -> bool:
+    """By /proc/mounts: device, mount point, type, options."""
+    fields = [line.split() for line in (host.read("/proc/mounts") or "").splitlines()]
+    options = [item[3].split(",") for item in fields if len(item) > 3 and item[1] == mount_point]
+    return bool(options) and "ro" in options[-1]
+
+
+def damaged(state: BootState) -> Stop:
+    """The stop for an ESP that can't be written."""
+    return stop("boot.esp_read_only", str(state.esp), "mounted read-only", "writable")
 
 
 def survey(host: Host, running: str) -> dict[str, Any]:
@@ -88,6 +103,7 @@ def survey(host: Host, running: str) -> dict[str, Any]:
         "loader": state.loader,
         "loader_info": state.loader_info,
         "esp": state.esp,
+        "esp_read_only": state.read_only,
         "loader_conf": state.loader_conf,
         "default": state.default,
         "default_entry": default.filename if default else None,

@@ -104,6 +104,9 @@ def rebuild(host: Host, release: str, timeout_s: int) -> None:
         ["kernel-install", "add", release, f"/boot/vmlinuz-{release}", f"/boot/initrd.img-{release}"],
     ):
         result = host.run(argv, timeout_s=timeout_s)
+        host.sync()
+        if result.rc != 0 and boot.read(host).read_only:
+            raise boot.damaged(boot.read(host))
         if result.rc != 0:
             code = "boot.initramfs_missing" if argv[0] == "update-initramfs" else "boot.entry_missing"
             raise stop(code, " ".join(argv), result.last_line)

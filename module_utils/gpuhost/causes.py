@@ -124,6 +124,11 @@ CAUSES: dict[str, Cause] = _registry(
         "Remove an old kernel (apt-get autoremove --purge), then run the same command again.",
     ),
     Cause(
+        "boot.esp_read_only",
+        "The ESP can't be written; the kernel remounts a vfat read-only when it finds an error in it.",
+        "umount it, fsck.vfat -a on its device (package dosfstools), mount it, then run the same command again.",
+    ),
+    Cause(
         "boot.efi_default_set",
         "The EFI variable LoaderEntryDefault overrides loader.conf.",
         'Remove it with: bootctl set-default ""',

@@ -203,6 +203,13 @@ class Host:
             if temporary and os.path.exists(temporary):
                 os.unlink(temporary)
 
+    def sync(self) -> None:
+        """Write everything that the kernel still holds to the disks.
+
+        Package scripts copy to the ESP without fsync, and a vfat that loses its power then has broken files.
+        """
+        os.sync()
+
     def remove(self, path: str) -> bool:
         """Remove a file; whether there was one."""
         try:

@@ -74,6 +74,7 @@ def install(host: Host, target: Target, lock_timeout_s: int, timeout_s: int) -> 
     result = host.run(
         [*APT, "-o", f"DPkg::Lock::Timeout={lock_timeout_s}", "install", *arguments(target)], timeout_s=timeout_s
     )
+    host.sync()
     if result.rc != 0:
         raise _dkms_failure(host, target, started) or _failure(result, target)
 
