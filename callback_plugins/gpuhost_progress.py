@@ -57,7 +57,8 @@ requirements:
 try:
     from gpuhost.documents import STAGES
     from gpuhost_cli import outcomes, report
-    from gpuhost_cli.progress import Expectations, ProgressClock
+    from gpuhost_cli.expectations import FIRST_GUESS, Expectations
+    from gpuhost_cli.progress import ProgressClock
     from gpuhost_cli.records import Recorder, find_documents, new_run_id, one_line
     from gpuhost_cli.show import lines_of, summary
 except ImportError as error:
@@ -69,7 +70,6 @@ STAGE_TAGS = frozenset(() if IMPORT_ERROR else (*STAGES, "rollback"))
 REPORTED_KINDS = frozenset({"plan", "roll", "verdict", "outcome"})
 ARGUMENT_CHECK = "Validating arguments against arg spec"
 """Ansible's own task before each role: it takes no time and says something only where it fails."""
-
 FOLLOW_UP_ACTIONS = frozenset({"fail", "assert", "ansible.builtin.fail", "ansible.builtin.assert"})
 """Actions that can't carry a cause of their own: they say again what an earlier, rescued step has found."""
 
@@ -106,7 +106,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no type
         self._recorder.reopen()
         if self._speaks:
             run_dir = self._recorder.run_dir
-            expectations = Expectations.from_runs(run_dir.parent, exclude=run_dir.name)
+            expectations = Expectations.from_runs(run_dir.parent, FIRST_GUESS, exclude=run_dir.name)
             self._clock = ProgressClock(self._stream(), expectations, live=False).start()
 
     def _open_run(self, playbook_name: str) -> Recorder:

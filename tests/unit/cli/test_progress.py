@@ -236,3 +236,17 @@ def test_unreadable_records_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("a file among the folders")
     assert Expectations.from_runs(tmp_path).seconds("prepare", "Install") is None
     assert Expectations.from_runs(tmp_path / "absent").seconds("prepare", "Install") is None
+
+
+def test_a_step_that_changed_something_says_more_than_a_newer_one_that_did_not() -> None:
+    def record(status: str, seconds: float, check_mode: bool = False) -> dict[str, object]:
+        task = {"host": "gpu1", "stage": "prepare", "task": "Install", "seconds": seconds, "status": status}
+        return {"check_mode": check_mode, "tasks": [task]}
+
+    found = Expectations()
+    found.learn(record("changed", 1.0, check_mode=True))
+    assert found.seconds("prepare", "Install") is None
+    found.learn(record("ok", 2.0))
+    assert found.seconds("prepare", "Install") == 2.0
+    found.learn(record("changed", 300.0))
+    assert found.seconds("prepare", "Install") == 300.0
