@@ -62,7 +62,7 @@ STEPS = [
     Step("generated pages are up to date", tool("python", "-m", "gpuhost_cli.docs", "--check"), 2, "lint"),
     Step("units", pytest("tests/unit", "tests/gpu", "-q", "--timeout", "300"), 150, "unit"),
     Step("plays", pytest("tests/integration", "-q", "--timeout", "600"), 120, "play"),
-    Step("lab", pytest("tests/lab", "-v", "--timeout", "2400"), 1500, "lab"),
+    Step("lab", pytest("tests/lab", "-v", "-x", "--timeout", "2400"), 1500, "lab"),
 ]
 
 
