@@ -117,6 +117,6 @@ def _stale_sentence(target: str, answer: dict[str, Any]) -> tuple[str, str] | No
     stale = answer.get("stale") or []
     if not stale:
         return None
-    allowed = "; ".join(f"{target} allows major {item['allowed']} for {item['driver']}" for item in stale)
-    now = "; ".join(f"this kernel uses {item['now']} for {item['driver']}" for item in stale)
-    return f"{allowed}, {now}", ", ".join(f"a rule for {item['driver']} major {item['now']}" for item in stale)
+    rows = [f"{item['allowed']} for {item['driver']}, this kernel uses {item['now'] or 'none'}" for item in stale]
+    wanted = ", ".join(f"a rule for {item['driver']} major {item['now']}" for item in stale)
+    return f"{target} allows major {'; and '.join(rows)}", wanted
