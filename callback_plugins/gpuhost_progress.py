@@ -179,7 +179,6 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no type
             self._clock.begin(name, stage, label)
 
     def v2_runner_on_ok(self, result: Any) -> None:
-        """A step has ended well."""
         self._end(result, "changed" if result.is_changed() else "ok")
 
     def v2_runner_on_skipped(self, result: Any) -> None:
@@ -288,7 +287,8 @@ def _label(task: Any) -> str:
 
 
 def _message(data: dict[str, Any]) -> str:
-    return str(one_line(data.get("msg") or data.get("censored") or "", 1000))
+    last = str(data.get("stderr") or "").strip().splitlines()[-1:]  # a command's msg is only "non-zero return code"
+    return str(one_line(": ".join([str(data.get("msg") or data.get("censored") or ""), *last]), 1000))
 
 
 def _cause(data: dict[str, Any]) -> Any:
