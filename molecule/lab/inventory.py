@@ -11,7 +11,12 @@ from .paths import inventory_file
 
 GROUP = "gpu_hosts"
 # The lab may be rebooted at any time, and a stub GPU can be opened but not measured.
-GROUP_VARIABLES = {"host_reboot_allowed": True, "gpu_gate_required": ["device_access"]}
+GROUP_VARIABLES = {
+    "host_reboot_allowed": True,
+    "gpu_gate_required": ["device_access"],
+    "boot_config_cmdline": {"iommu": "pt"},
+    "boot_config_modprobe_options": {"nvidia-uvm": {"uvm_disable_hmm": 1}},
+}
 
 
 def host_variables(machine: Machine) -> dict[str, object]:

@@ -87,7 +87,8 @@ class TestRoll:
         assert f"+default {entry_name(run.document(HOST, 'facts')['kernel']['release'])}" in run.output
         assert re.search(r"install linux-image-6\.12\S+ ", run.output)
         assert re.search(r"install linux-headers-6\.12\S+ ", run.output)
-        assert re.search(r"\+root=\S+ .*panic=30", run.output)
+        assert re.search(r"\+root=\S+ .*panic=30 iommu=pt", run.output)
+        assert "+options nvidia-uvm uvm_disable_hmm=1" in run.output
         assert f"container {CONTAINER} would be stopped" in run.output
         assert "would reboot once into 6.12" in run.output
         assert not run.record["failures"]
@@ -130,7 +131,8 @@ class TestRoll:
         }
         assert run.folder is not None
         assert (run.folder / "report.html").stat().st_size > 5000
-        assert "panic=30" in guest(HOST, "cat", "/proc/cmdline")
+        assert {"panic=30", "iommu=pt"} <= set(guest(HOST, "cat", "/proc/cmdline").split())
+        assert guest(HOST, "cat", "/sys/module/nvidia_uvm/parameters/uvm_disable_hmm").strip() == "Y"
 
     def test_the_majors_moved_and_the_rules_followed_by_name(self, runs: Path) -> None:
         newest = sorted(path.parent for path in runs.glob("*/run.json"))[-1]
