@@ -109,11 +109,8 @@ def main() -> int:
     """Run the steps; all of a group that failed are shown, later groups are not begun."""
     made = argparse.ArgumentParser(description=__doc__)
     made.add_argument("--only", action="append", choices=sorted({step.group for step in STEPS}))
-    made.add_argument("--full", action="store_true", help="the long scenarios too")
     options = made.parse_args()
     steps = [step for step in STEPS if not options.only or step.group in options.only]
-    if options.full:
-        steps.append(Step("long scenarios", pytest("tests/lab", "-v", "--full", "--timeout", "7200"), 3600, "full"))
     begun, times, failed, group = time.monotonic(), read_times(), [], ""
     for step in steps:
         if failed and step.group != group:

@@ -10,33 +10,21 @@ import pytest
 from tests.lab.lab import lab
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="the long lab scenarios too")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--full"):
-        for item in items:
-            if item.get_closest_marker("full"):
-                item.add_marker(pytest.mark.skip(reason="a long scenario: make test-full"))
-
-
 @pytest.fixture(scope="session")
 def machines() -> Iterator[None]:
     """Nothing is left running by a test session, and nothing of an earlier one is in its way."""
-    names = ("roll1", "roll2", "roll3", "roll4")
-    _remove(names)
+    _clean()
     yield
-    _remove(names)
-    if "after-apt" in lab("status"):
-        lab("forget", "--snapshot", "after-apt")
+    _clean()
 
 
-def _remove(names: tuple[str, ...]) -> None:
+def _clean() -> None:
     known = lab("status")
-    for name in names:
+    for name in ("roll1", "roll2", "roll3", "roll4"):
         if f"machine {name}:" in known:
             lab("down", "--name", name)
+    if "snapshot after-apt" in known:
+        lab("forget", "--snapshot", "after-apt")
 
 
 @pytest.fixture(scope="session")
