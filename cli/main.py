@@ -26,6 +26,7 @@ STAGE_HELP = {
     "promote": "gate again, then make the new kernel the default (needs an open roll)",
     "hand_back": "start what ran before, close the roll",
     "rollback": "end an open roll on the old kernel",
+    "status": "where each host stands and what is armed on it: roll, one-shot, dead-man, holds",
 }
 WITH_TARGET = ("upgrade", "plan", "prepare")
 

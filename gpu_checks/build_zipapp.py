@@ -21,10 +21,10 @@ PACKAGE = Path(__file__).resolve().parent
 NOT_SHIPPED = frozenset({"build_zipapp.py"})
 
 
-def entries(package: Path) -> list[tuple[str, bytes]]:
+def entries(package: Path, name: str) -> list[tuple[str, bytes]]:
     """Names and contents of the archive, sorted. The package's ``__main__`` is the archive's as well."""
     found = {
-        f"{package.name}/{path.relative_to(package).as_posix()}": path.read_bytes()
+        f"{name}/{path.relative_to(package).as_posix()}": path.read_bytes()
         for path in package.rglob("*.py")
         if path.name not in NOT_SHIPPED and "__pycache__" not in path.parts
     }
@@ -32,16 +32,16 @@ def entries(package: Path) -> list[tuple[str, bytes]]:
     return sorted(found.items())
 
 
-def build(output: Path, package: Path = PACKAGE) -> None:
-    """Write the archive, in place of an old one only when it is complete."""
+def build(output: Path, package: Path = PACKAGE, name: str = PACKAGE.name) -> None:
+    """Write the archive of a package under this name, in place of an old one only when it is complete."""
     output.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(SHEBANG)
             with zipfile.ZipFile(file, "a", zipfile.ZIP_STORED) as archive:
-                for name, content in entries(package):
-                    entry = zipfile.ZipInfo(name, FIXED_TIME)
+                for path, content in entries(package, name):
+                    entry = zipfile.ZipInfo(path, FIXED_TIME)
                     entry.create_system = 3  # Unix, whatever builds it
                     entry.external_attr = 0o100644 << 16
                     archive.writestr(entry, content)

@@ -26,12 +26,25 @@ RETURN = r"""
 lines: {description: What differed and was changed, a line each., returned: success, type: list, elements: str}
 """
 
+from dataclasses import replace
 from typing import Any
 
-from ansible.module_utils.gpuhost import boot_config, steps
+from ansible.module_utils.gpuhost import boot_config, loaders, steps
+from ansible.module_utils.gpuhost.boot import FileChange
 from ansible.module_utils.gpuhost.host_io import Host
 from ansible.module_utils.gpuhost.module import run_module
-from ansible.module_utils.gpuhost.rollfile import Roll
+from ansible.module_utils.gpuhost.rollfile import ChangedFile, Roll, save
+
+
+def remembered(roll: Roll, changes: list[FileChange]) -> dict[str, ChangedFile]:
+    """What a host that goes back gets back: the text before the roll's first change, and what it is now."""
+    return {
+        change.path: ChangedFile(
+            roll.files_changed[change.path].before if change.path in roll.files_changed else change.before,
+            change.after,
+        )
+        for change in changes
+    }
 
 
 def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
@@ -39,17 +52,21 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
 
     def configure(roll: Roll) -> steps.Done:
         arguments, options = roll.plan["cmdline"], roll.plan["modprobe_options"]
-        changes = boot_config.wanted_files(host, arguments, options)
+        loader = loaders.of(host)
+        changes = boot_config.wanted_files(loader, arguments, options)
         reasons = []
-        if not check:
+        if changes and not check:
+            roll = replace(roll, files_changed={**roll.files_changed, **remembered(roll, changes)})
+            save(host, roll)
             boot_config.write(host, changes)
         if params["rebuild"] and (not check or host.exists(f"/boot/vmlinuz-{roll.target}")):
             # A kernel that is not installed yet gets initramfs and entry by its own package's hooks.
-            reasons = boot_config.needs_rebuild(host, roll.target, arguments, changes)
+            written = any(change.path == boot_config.MODPROBE_FILE for change in changes)
+            reasons = boot_config.needs_rebuild(loader, roll.target, arguments, written)
         if params["rebuild"] and check:
             changes = []  # the step before has shown them
         if reasons and not check:
-            boot_config.rebuild(host, roll.target, params["timeout_s"])
+            boot_config.rebuild(loader, roll.target, params["timeout_s"])
         lines = [f"{change.path} written" for change in changes]
         lines += [f"initramfs and entry of {roll.target} made again: {reason}" for reason in reasons]
         diffs = tuple(
@@ -57,7 +74,7 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
                 "before_header": change.path,
                 "after_header": change.path,
                 "before": change.before or "",
-                "after": change.after,
+                "after": change.after or "",
             }
             for change in changes
         )

@@ -10,8 +10,9 @@ short_description: Hold the fallback as default, boot a kernel on trial, promote
 description:
   - V(hold) opens the roll, records the fallback and makes it the explicit boot default before anything is installed.
   - V(boot) sets the loader's one-shot and reboots in the same call. V(prove) proves what was booted.
-  - V(promote) makes the trial's kernel what boots by itself.
+  - V(promote) makes the trial's kernel what boots by itself, and disarms the dead-man.
   - V(boot_fallback) takes back the one-shot, holds the fallback, and reboots where the trial's kernel still runs.
+  - V(come_back) brings a host that runs its old kernel into service again, unless it has done so by itself.
 options:
   host_name: {description: Name of the host in the inventory., type: str, required: true}
   run_id: {description: Name of the run., type: str, required: true}
@@ -19,12 +20,22 @@ options:
   action:
     description: What to do.
     type: str
-    choices: [hold, boot, prove, promote, boot_fallback]
+    choices: [hold, boot, prove, promote, boot_fallback, come_back]
     required: true
   allowed: {description: The inventory's consent to a reboot., type: bool, default: false}
   controller_boot_id: {description: Boot id of the controller., type: str, default: ""}
   retry_trial: {description: Allow one more trial boot., type: bool, default: false}
   verdict: {description: 'The gate, which only lets V(promote) happen with status pass.', type: dict}
+  program: {description: 'Our own code for the host, base64; filled in by the action plugin.', type: str, default: ""}
+  archive: {description: 'The checks, base64; filled in by the action plugin.', type: str, default: ""}
+  deadline_s: {description: Seconds of uptime after which an unattended trial reboots., type: int, default: 900}
+  maximum_s: {description: Seconds of uptime that renewals may bring the deadline to., type: int, default: 14400}
+  force_after_s: {description: Seconds that the reboot at the deadline may take., type: int, default: 120}
+  keep_days: {description: Days that the old kernel's packages stay on hold., type: int, default: 14}
+  orders: {description: What the host needs to go back into service by itself., type: dict, default: {}}
+  failed: {description: 'The way back was not chosen, something failed.', type: bool, default: false}
+  cause: {description: Cause code of what failed., type: str}
+  sentence: {description: What failed., type: str, default: ""}
 author: gpuhost
 attributes:
   check_mode: {support: full, description: Says what would change and changes nothing.}
@@ -38,38 +49,65 @@ lines: {description: What differed and was changed, a line each., returned: succ
 from dataclasses import replace
 from typing import Any
 
-from ansible.module_utils.gpuhost import boot, devices, steps, trial, workloads
-from ansible.module_utils.gpuhost.documents import utc_now
+from ansible.module_utils.gpuhost import (
+    check_runner,
+    deadman,
+    devices,
+    homecoming,
+    loaders,
+    packages,
+    return_service,
+    steps,
+    trial,
+    workloads,
+)
+from ansible.module_utils.gpuhost.documents import as_dict, utc_now
 from ansible.module_utils.gpuhost.errors import Stop, stop
 from ansible.module_utils.gpuhost.host_io import Host
 from ansible.module_utils.gpuhost.module import run_module
-from ansible.module_utils.gpuhost.rollfile import Roll, load, save
-
-STOP_FOR_GATE_S = 60
+from ansible.module_utils.gpuhost.rollfile import ReturnOrders, Roll, load, save
 
 
 def hold(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.Done:
     """Record the fallback once, then make it the explicit default. A promoted kernel is not taken back by a rerun."""
     if roll.is_promoted(host.read_line(trial.RUNNING)):
         return steps.Done(roll)
-    fallback = roll.fallback or trial.record_fallback(host, roll.running_before, load(host))
-    path, before, after = trial.loader_conf_change(boot.read(host), fallback.entry)
-    roll = replace(roll, fallback=fallback)
-    if not check:
+    loader = loaders.of(host)
+    if check:
+        change = trial.held_change(loader, roll.running_before)
+        if change is None:
+            return steps.Done(roll)
+        diff = {
+            "before_header": change.path,
+            "after_header": change.path,
+            "before": change.before or "",
+            "after": change.after or "",
+        }
+        return steps.Done(roll, (f"{roll.running_before} would be held as the boot default",), (diff,))
+    state = loader.read()
+    if state.problems:
+        raise Stop(state.problems[0])
+    if roll.fallback is None:
+        policy = trial.record_policy(loader, state, roll.running_before, load(host))
         save(host, roll)
-        trial.clear_own_one_shot(host, roll)
-        devices.write_record(host, devices.read_record(host) or roll.majors_before)
-        trial.hold_fallback(host, fallback)
-    differs = before != after
-    lines = (
-        (f"default held: {fallback.entry} (was {fallback.policy_before or 'no explicit default'})",) if differs else ()
-    )
-    diffs = ({"before_header": path, "after_header": path, "before": before, "after": after},) if differs else ()
-    return steps.Done(roll, lines, diffs)
+        roll = replace(roll, fallback=trial.record_fallback(host, loader, roll.running_before, policy))
+    fallback = roll.fallback
+    if fallback is None:
+        raise stop("boot.fallback_missing", roll.running_before, "not recorded")
+    save(host, roll)
+    trial.clear_own_one_shot(loader, roll)
+    devices.write_record(host, devices.read_record(host) or roll.majors_before)
+    lines = []
+    if trial.hold_fallback(loader, fallback):
+        lines.append(f"default held: {fallback.entry} (was {fallback.policy_before or 'no explicit default'})")
+    if not roll.kept_packages:
+        roll = replace(roll, kept_packages=packages.keep(host, roll.running_before))
+        lines += [f"packages held: {', '.join(roll.kept_packages)}"] if roll.kept_packages else []
+    return steps.Done(roll, tuple(lines))
 
 
 def boot_trial(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.Done:
-    """One boot of the target, unless it runs already."""
+    """One boot of the target, unless it runs already. Dead-man and return service are there before the one-shot is."""
     boot_id = host.read_line(trial.BOOT_ID)
     if host.read_line(trial.RUNNING) == roll.target:
         return steps.Done(roll, answer={"rebooting": False, "boot_id": boot_id})
@@ -77,16 +115,34 @@ def boot_trial(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> s
     trial.may_boot_trial(host, roll, params["retry_trial"])
     if check:
         return steps.Done(roll, (f"would reboot once into {roll.target}",), answer={"rebooting": False})
-    roll = trial.armed(host, roll, boot_id)
+    loader = loaders.of(host)
+    given = params["orders"]
+    orders = ReturnOrders(**{**given, "targets": tuple(given.get("targets", ()))})
+    roll = trial.armed(loader, replace(roll, orders=orders), boot_id)
     save(host, roll)
-    trial.start(host, roll)
-    line = f"one-shot entry set for {roll.target}, rebooting"
-    return steps.Done(roll, (line,), answer={"rebooting": True, "boot_id": boot_id})
+    host.remove(homecoming.RECORD)
+    return_service.install(host, params["program"], check_runner.ARCHIVE, params["archive"])
+    deadman.install(host)
+    deadman.arm(host, roll.target, params["deadline_s"], params["maximum_s"], params["force_after_s"])
+    trial.start(host, loader, roll)
+    lines = (
+        f"dead-man armed: back to {roll.running_before} {params['deadline_s']} s after boot unless a stage renews it",
+        f"one-shot entry set for {roll.target}, rebooting",
+    )
+    return steps.Done(roll, lines, answer={"rebooting": True, "boot_id": boot_id})
 
 
 def prove(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.Done:
-    """What really booted."""
+    """What really booted. A host that is back on its old kernel has come back by itself: with what is known of why."""
+    if homecoming.is_back(host, roll):
+        raise came_back(roll, homecoming.why(host, roll).sentence)
     return steps.Done(roll, tuple(trial.prove_booted(host, roll)), changed=False)
+
+
+def came_back(roll: Roll, sentence: str) -> Stop:
+    """The stop for a trial that did not hold."""
+    observed = sentence.removeprefix(f"{roll.target}: ")
+    return stop("trial.expired", roll.target, observed, "a trial that reaches its gate")
 
 
 def promote(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.Done:
@@ -96,43 +152,55 @@ def promote(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> step
         raise stop("gate.not_measured", roll.target, f"gate status {verdict.get('status')}", "pass on this kernel")
     if check:
         return steps.Done(roll, (f"{roll.target} would boot by itself",))
-    lines = trial.promote(host, roll)
-    return steps.Done(replace(roll, promoted_at=roll.promoted_at or utc_now()), tuple(lines))
+    lines = trial.promote(host, loaders.of(host), roll)
+    roll = replace(roll, promoted_at=roll.promoted_at or utc_now())
+    save(host, roll)
+    lines += deadman.disarm(host)
+    lines += return_service.remove(host)
+    if roll.kept_packages:
+        lines += packages.unkeep_later(host, roll.kept_packages, params["keep_days"])
+        roll = replace(roll, kept_packages=())
+    return steps.Done(roll, tuple(lines))
 
 
 def boot_fallback(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.Done:
     """Take the trial back, and leave its kernel where it runs. A promoted kernel is not left by itself."""
     running = host.read_line(trial.RUNNING)
-    promoted = roll.is_promoted(running)
-    reboots = running != roll.running_before and not promoted
-    answer = {
-        "rebooting": False,
-        "roll_open": not promoted,
-        "trial_booted": roll.trial.boots > 0,
-        "boot_id": host.read_line(trial.BOOT_ID),
-    }
+    answer = {"rebooting": False, "boot_id": host.read_line(trial.BOOT_ID)}
+    reboots = running != roll.running_before and not roll.is_promoted(running)
     if check:
         lines = [f"would reboot from {running} to {roll.running_before}"] if reboots else []
         return steps.Done(roll, tuple(lines), answer=answer)
-    if promoted:
+    if roll.is_promoted(running):
         return steps.Done(roll, answer=answer)
     if reboots:
         may_reboot(host, params)
-    lines = trial.undo(host, roll)
+    if params["failed"] and roll.trial.boots:
+        cause, sentence = params["cause"] or "host.module_failed", params["sentence"]
+        roll = replace(roll, trial=replace(roll.trial, cause=cause, sentence=sentence))
+        save(host, roll)
+    loader = loaders.of(host)
+    lines = trial.undo(host, loader, roll)
     if reboots:
-        lines += stop_what_the_gate_started(host, roll)
+        lines += workloads.stop_for_reboot(host, roll)
         lines.append(f"rebooting from {running} to {roll.running_before}")
-        trial.reboot(host)
+        trial.reboot(host, loader)
         answer["rebooting"] = True
     return steps.Done(roll, tuple(lines), answer=answer)
 
 
-def stop_what_the_gate_started(host: Host, roll: Roll) -> list[str]:
-    """A clean stop before the reboot. These containers are not in service: one that hangs does not hold the host."""
-    try:
-        return workloads.drain(host, roll, STOP_FOR_GATE_S)[1]
-    except Stop as error:
-        return [f"{error.blocker.object}: {error.blocker.observed}; rebooting all the same"]
+def come_back(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.Done:
+    """Into service on the old kernel. Not where the new one is promoted: there the roll only has to be handed back."""
+    running = host.read_line(trial.RUNNING)
+    if roll.is_promoted(running):
+        return steps.Done(roll)
+    if check:
+        return steps.Done(roll, (f"would go back into service on {roll.running_before}",))
+    reason = homecoming.Reason(params["failed"], params["cause"], params["sentence"] or "rolled back by choice")
+    if homecoming.is_back(host, roll) and not params["failed"] and roll.trial.cause:
+        reason = homecoming.why(host, roll)
+    found = homecoming.come_back(host, roll, reason)
+    return steps.Done(found.roll, found.lines, documents=found.documents)
 
 
 def may_reboot(host: Host, params: dict[str, Any]) -> None:
@@ -143,30 +211,63 @@ def may_reboot(host: Host, params: dict[str, Any]) -> None:
         raise stop("roll.controller_on_target", params["host_name"], "has the controller's own boot id", "another")
 
 
-def is_open(roll: Roll | None) -> bool:
-    """Whether there is a roll to go back from."""
-    return roll is not None and roll.is_open
-
-
 ACTIONS = {
     "hold": ("prepare", "hold the fallback as default", hold),
     "boot": ("trial", "boot once into the target", boot_trial),
     "prove": ("trial", "prove what booted", prove),
     "promote": ("promote", "make the new kernel the default", promote),
     "boot_fallback": ("rollback", "boot the old kernel", boot_fallback),
+    "come_back": ("rollback", "back into service", come_back),
 }
+AFTER_TRIAL = ("prove", "boot_fallback", "come_back")
+"""Where the host itself may be at work, or may have ended the roll before the controller came."""
+
+
+def ended_by_host(params: dict[str, Any], roll: Roll | None) -> Roll | None:
+    """The roll that this run follows, where the host itself has ended it; else None."""
+    plan = params["plan"] or {}
+    ours = roll is not None and not roll.is_open and roll.trial.boots > 0 and roll.head.run_id == plan.get("run_id")
+    return roll if ours and roll is not None and roll.result == "good_on_old" else None
+
+
+def after_the_end(host: Host, action: str, roll: Roll | None) -> dict[str, Any]:
+    """What is left to do where no roll is open: say how the host has ended it, where it has."""
+    answer = {"changed": False, "rebooting": False, "boot_id": host.read_line(trial.BOOT_ID), "lines": []}
+    if roll is None:
+        return answer
+    documents = [*homecoming.read_record(host), as_dict(roll), as_dict(homecoming.outcome_of(roll))]
+    if action == "prove":
+        raise Stop(came_back(roll, roll.sentence).blocker, tuple(documents))
+    line = f"the host went back into service by itself at {roll.closed_at}"
+    return {**answer, "lines": [line], "gpuhost_documents": documents}
 
 
 def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Do one of the actions."""
-    stage, step, action = ACTIONS[params["action"]]
-    if params["action"] == "boot_fallback" and not is_open(load(host)):
-        # What failed came before the roll was opened: nothing has to be taken back.
-        return {"changed": False, "rebooting": False, "roll_open": False, "trial_booted": False, "boot_id": ""}
-    opens = params["action"] == "hold"
-    return steps.run_step(
-        host, params, check, stage, step, lambda roll: action(host, params, check, roll), may_open=opens
-    )
+    action = params["action"]
+    stage, step, function = ACTIONS[action]
+    late = action in AFTER_TRIAL and not check
+    try:
+        roll = load(host)
+        ended = ended_by_host(params, roll)
+        if late and (ended or (action != "prove" and not (roll and roll.is_open))):
+            return after_the_end(host, action, ended)
+        return steps.run_step(
+            host,
+            params,
+            check,
+            stage,
+            step,
+            lambda now: function(host, params, check, now),
+            may_open=action == "hold",
+            wait_s=homecoming.LOCK_S if late else 0,
+        )
+    except Stop as error:
+        # The host may have ended the roll while this waited for its lock.
+        ended = ended_by_host(params, load(host)) if late and error.blocker.cause == "roll.not_open" else None
+        if ended is None:
+            raise
+        return after_the_end(host, action, ended)
 
 
 def main() -> None:
@@ -178,6 +279,16 @@ def main() -> None:
         "controller_boot_id": {"type": "str", "default": ""},
         "retry_trial": {"type": "bool", "default": False},
         "verdict": {"type": "dict"},
+        "program": {"type": "str", "default": ""},
+        "archive": {"type": "str", "default": ""},
+        "deadline_s": {"type": "int", "default": deadman.DEADLINE_S},
+        "maximum_s": {"type": "int", "default": deadman.MAXIMUM_S},
+        "force_after_s": {"type": "int", "default": deadman.FORCE_AFTER_S},
+        "keep_days": {"type": "int", "default": 14},
+        "orders": {"type": "dict", "default": {}},
+        "failed": {"type": "bool", "default": False},
+        "cause": {"type": "str"},
+        "sentence": {"type": "str", "default": ""},
     }
     run_module(arguments, work)
 

@@ -32,7 +32,7 @@ targets: {description: Measurements and stale device rules by target., returned:
 
 from typing import Any
 
-from ansible.module_utils.gpuhost import check_runner, devices, steps, workloads
+from ansible.module_utils.gpuhost import check_runner, deadman, devices, steps, workloads
 from ansible.module_utils.gpuhost.host_io import Host
 from ansible.module_utils.gpuhost.module import run_module
 from ansible.module_utils.gpuhost.rollfile import Roll, load
@@ -65,6 +65,9 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
         return {"changed": False, "targets": {}, "kernel": release, "checks": params["checks"]}
 
     def gate(now: Roll) -> steps.Done:
+        # A gate may take longer than the dead-man's deadline, and has a limit of its own.
+        places = 1 + len(params["targets"] or workloads.survey(host))
+        deadman.renew(host, places * (len(params["checks"]) * params["timeout_s"] + 180))
         lines = start_what_is_measured(host, now, params["targets"])
         answers = measure(host, params, now.gpu_nodes_before)
         found = check_runner.document(params["host_name"], params["run_id"], answers)

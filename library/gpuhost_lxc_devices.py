@@ -19,7 +19,6 @@ options:
     type: str
     choices: [report, apply]
     default: report
-  stage: {description: Stage under which it is logged., type: str, choices: [reconcile, rollback], default: reconcile}
 author: gpuhost
 attributes:
   check_mode: {support: full, description: Says what would change and changes nothing.}
@@ -48,7 +47,7 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
         return steps.Done(now, found.lines, found.diffs, (found.document,))
 
     if roll is not None and roll.is_open:
-        return steps.run_step(host, params, check, params["stage"], "device rules by driver name", reconcile)
+        return steps.run_step(host, params, check, "reconcile", "device rules by driver name", reconcile)
     found = devices.reconcile_host(host, name, run_id, presumed, check)
     return {
         "changed": found.changed,
@@ -63,7 +62,6 @@ def main() -> None:
     arguments = {
         **steps.ARGUMENTS,
         "presumed": {"type": "str", "choices": ["report", "apply"], "default": "report"},
-        "stage": {"type": "str", "choices": ["reconcile", "rollback"], "default": "reconcile"},
     }
     run_module(arguments, work)
 

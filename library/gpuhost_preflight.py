@@ -27,7 +27,7 @@ lines: {description: What differed and was changed, a line each., returned: succ
 from dataclasses import replace
 from typing import Any
 
-from ansible.module_utils.gpuhost import preflight, steps, trial
+from ansible.module_utils.gpuhost import loaders, preflight, steps, trial
 from ansible.module_utils.gpuhost.documents import as_dict
 from ansible.module_utils.gpuhost.errors import Stop, blocker
 from ansible.module_utils.gpuhost.host_io import Host
@@ -45,7 +45,9 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
             return steps.Done(roll, changed=False, answer={"skipped_because": f"{roll.target} is not installed yet"})
         if check:
             # Nothing was held yet; the fallback is proven against itself, and its default is what hold would set.
-            roll = replace(roll, fallback=trial.record_fallback(host, roll.running_before, None))
+            loader = loaders.of(host)
+            fallback = trial.record_fallback(host, loader, roll.running_before, None)
+            roll = replace(roll, fallback=fallback)
         document = preflight.prove(host, params["host_name"], params["run_id"], roll)
         if check:
             # The fallback becomes the default by hold, which check mode leaves out.

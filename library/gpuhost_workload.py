@@ -16,13 +16,6 @@ options:
   run_id: {description: Name of the run., type: str, required: true}
   plan: {description: 'The plan, for check mode.', type: dict}
   state: {description: What to reach., type: str, choices: [drained, handed_back], required: true}
-  stage:
-    description: Stage under which a hand back is logged.
-    type: str
-    choices: [hand_back, rollback]
-    default: hand_back
-  failed: {description: 'With stage rollback: something failed, it is no choice.', type: bool, default: false}
-  cause: {description: 'With stage rollback: why the host goes back.', type: str}
   sentence: {description: How the roll ended, for the roll file., type: str, default: ''}
   timeout_s: {description: Limit for one workload to stop., type: int, default: 300}
 author: gpuhost
@@ -39,7 +32,7 @@ from dataclasses import replace
 from typing import Any
 
 from ansible.module_utils.gpuhost import steps, workloads
-from ansible.module_utils.gpuhost.causes import BACK_ON_OLD, CAUSES, GOOD, SAFE_STOP
+from ansible.module_utils.gpuhost.causes import GOOD
 from ansible.module_utils.gpuhost.documents import Outcome, as_dict, make_head
 from ansible.module_utils.gpuhost.errors import Stop, stop
 from ansible.module_utils.gpuhost.host_io import Host
@@ -75,38 +68,20 @@ def hand_back(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> st
     if check:
         names = [item.name for item in roll.workloads or workloads.take_inventory(host) if item.was_running]
         return steps.Done(roll, tuple(f"container {name} would be started" for name in names))
-    back = params["stage"] == "rollback"
     running = host.read_line(RUNNING)
-    if not back and not roll.is_promoted(running):
+    if not roll.is_promoted(running):
         raise stop(
             "roll.not_promoted", roll.target, f"{running} runs, promoted: {roll.promoted_at or 'no'}", "promoted"
         )
-    if back and running != roll.running_before:
-        raise stop("trial.wrong_kernel", "uname -r", running, roll.running_before)
     roll, lines, failed = workloads.hand_back(host, roll)
     if workloads.release(host):
         lines.append("autostart hold lifted")
     if failed:
         save(host, roll)
         raise Stop(failed[0])
-    roll, outcome = _end(params, roll)
-    return steps.Done(roll, tuple(lines), documents=(as_dict(outcome),))
-
-
-def _end(params: dict[str, Any], roll: Roll) -> tuple[Roll, Outcome]:
-    """The roll's end: good, good on the old kernel, or stopped at a safe point, where it stays open to be resumed."""
-    sentence, why = params["sentence"], params["cause"]
     head = make_head("outcome", params["host_name"], params["run_id"])
-    if params["stage"] != "rollback":
-        return closed(roll, "good", None, sentence), Outcome(head, "good", None, sentence, GOOD)
-    if roll.trial.boots == 0 and params["failed"]:
-        why = why or "host.module_failed"
-        status = CAUSES[why].exit_status if why in CAUSES else SAFE_STOP
-        return roll, Outcome(head, "stopped", why, sentence, status)
-    if roll.trial.boots == 0:
-        return closed(roll, "rolled_back", None, sentence), Outcome(head, "good_on_old", None, sentence, GOOD)
-    status = BACK_ON_OLD if params["failed"] else GOOD
-    return closed(roll, "good_on_old", why, sentence), Outcome(head, "good_on_old", why, sentence, status)
+    outcome = Outcome(head, "good", None, params["sentence"], GOOD)
+    return steps.Done(closed(roll, "good", None, params["sentence"]), tuple(lines), documents=(as_dict(outcome),))
 
 
 def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
@@ -114,7 +89,7 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
     if params["state"] == "drained":
         name, stage, action = "stop and remember", "drain", drain
     else:
-        name, stage, action = "start what ran before", params["stage"], hand_back
+        name, stage, action = "start what ran before", "hand_back", hand_back
     return steps.run_step(host, params, check, stage, name, lambda roll: action(host, params, check, roll))
 
 
@@ -123,9 +98,6 @@ def main() -> None:
     arguments = {
         **steps.ARGUMENTS,
         "state": {"type": "str", "choices": ["drained", "handed_back"], "required": True},
-        "stage": {"type": "str", "choices": ["hand_back", "rollback"], "default": "hand_back"},
-        "failed": {"type": "bool", "default": False},
-        "cause": {"type": "str"},
         "sentence": {"type": "str", "default": ""},
         "timeout_s": {"type": "int", "default": 300},
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +11,6 @@ from .errors import blocker
 KNOWN_CHECKS = ("device_access", "cuda", "p2p", "allreduce")
 CARRIED_CHECKS = ("device_access",)
 """Checks that this version can really run; the others are shown as not measured."""
-COUNTED = re.compile(r".*\+\d+(-\d+)?\.conf")
 
 
 @dataclass(frozen=True)
@@ -53,17 +51,7 @@ def standing_blockers(facts: dict[str, Any], wishes: Wishes, controller_boot_id:
     ]
     if wishes.needs_reboot:
         found += _gate_target_blockers(facts, wishes)
-    if facts["boot"]["loader"] != "systemd-boot":
-        observed = f"loader {facts['boot']['loader']}"
-        if facts["boot"]["esp"] is None:
-            observed = "no ESP with loader/entries is mounted on /efi, /boot/efi or /boot"
-        found.append(blocker("loader.unsupported", facts["host"], observed, "systemd-boot"))
-    if facts["boot"]["esp_read_only"]:
-        found.append(blocker("boot.esp_read_only", facts["boot"]["esp"], "mounted read-only", "writable"))
-    counted = [entry["filename"] for entry in facts["boot"]["entries"] if COUNTED.fullmatch(entry["filename"])]
-    if counted:
-        observed = f"boot counting: {', '.join(counted)}"
-        found.append(blocker("loader.unsupported", "/etc/kernel/tries", observed, "no boot counting"))
+    found += [Blocker(**item) for item in facts["boot"]["problems"]]
     return found
 
 
@@ -100,7 +88,7 @@ def target_blockers(facts: dict[str, Any], target: Target, resumes: bool, wishes
                 f"came back on the old kernel on {roll['closed_at']}: {roll['sentence']}",
             )
         )
-    if target.release not in {entry["version"] for entry in facts["boot"]["entries"]}:
+    if target.release not in {entry["release"] for entry in facts["boot"]["entries"]}:
         found += [
             blocker(
                 "boot.no_space",

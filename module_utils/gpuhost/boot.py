@@ -1,116 +1,172 @@
-"""What boots: the loader, its entries, its default, and how much room is left. systemd-boot with kernel-install.
+"""What boots: the loader, its entries, its default, its one-shot, and how much room is left.
 
-Reading and deciding are apart: ``read`` gives a ``BootState``, everything else is a function of it.
-Sources: the Boot Loader Interface (EFI variables), the Boot Loader Specification (entries).
+Reading and deciding are apart: a loader's ``read`` gives a ``BootState``, everything else here is a function of it. The
+loaders themselves, one class each, are in ``loader_*.py``; ``loaders.py`` finds out which one booted this machine.
 """
 
 from __future__ import annotations
 
+import hashlib
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from . import dkms, systemd_boot
+from . import dkms
+from .documents import Blocker
 from .errors import Stop, stop
 from .host_io import Host
 
-EFIVARS = "/sys/firmware/efi/efivars"
-LOADER_GUID = "4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
-ESP_MOUNT_POINTS = ("/efi", "/boot/efi", "/boot")
-CMDLINE_FILE = "/etc/kernel/cmdline"
+FALLBACK_ID = "gpuhost-fallback"
+"""The entry with the running system's own kernel, initrd and command line, where the loader rewrites all others."""
+
+
+@dataclass(frozen=True)
+class BootEntry:
+    """One thing that the loader can boot. Paths are the host's own.
+
+    ``id`` is the name that the loader knows it by (an entry's file name, a GRUB id path), ``file`` where it is written
+    down, ``text`` what is written there: two entries with the same text boot the same.
+    """
+
+    id: str
+    release: str | None
+    file: str
+    linux: str
+    initrd: tuple[str, ...]
+    options: str
+    text: str = ""
 
 
 @dataclass(frozen=True)
 class BootState:
-    """The boot configuration as it is on the disk and in the firmware now.
+    """The boot configuration as it is on the disks and in the firmware now.
 
-    ``esp`` is the ESP's mount point, None where none is mounted that holds a loader. ``entries`` are in the loader's
-    own order. The three names are what the firmware's variables hold, None where a variable is not set.
+    ``policy`` is the default as it is set, in the loader's own words; None where nobody has set one. ``default_entry``
+    and ``next_entry`` are the ids of what boots without and with the one-shot; None where that is not known.
+    ``one_shot_by`` says how this loader boots an entry once; None where it can't. ``problems`` are what stands in the
+    way of any roll, whatever the target.
     """
 
-    loader_info: str
-    esp: str | None
-    loader_conf: str
-    entries: tuple[systemd_boot.Entry, ...]
-    one_shot: str | None
-    efi_default: str | None
-    read_only: bool = False
-    """The ESP is mounted read-only: the kernel does that to a vfat in which it finds an error."""
+    loader: str
+    loader_info: str = ""
+    esps: tuple[str, ...] = ()
+    entries: tuple[BootEntry, ...] = ()
+    policy: str | None = None
+    default_entry: str | None = None
+    next_entry: str | None = None
+    one_shot: str | None = None
+    one_shot_by: str | None = None
+    efi_default: str | None = None
+    problems: tuple[Blocker, ...] = ()
 
-    @property
-    def loader(self) -> str:
-        """``systemd-boot`` where it booted the machine and its files are there, else what is known."""
-        if self.esp is None:
-            return "unknown"
-        return "systemd-boot" if self.loader_info.startswith("systemd-boot") else self.loader_info or "unknown"
+    def next_boot(self, one_shot: bool = True) -> BootEntry | None:
+        """What the loader would boot now, with or without regard to a one-shot."""
+        return self.named(self.next_entry if one_shot else self.default_entry)
 
-    @property
-    def default(self) -> str | None:
-        """loader.conf's ``default`` value."""
-        return systemd_boot.default_of(self.loader_conf)
+    def named(self, name: str | None) -> BootEntry | None:
+        """The entry of an id."""
+        return next((entry for entry in self.entries if entry.id == name), None) if name else None
 
-    def next_boot(self, one_shot: bool = True) -> systemd_boot.Entry | None:
-        """What the loader would boot now, with or without regard to a one-shot.
-
-        None where that depends on what was booted last (``@saved``), which is not known here.
-        """
-        if (self.default or "").lower() == "@saved" and not self.efi_default and not (one_shot and self.one_shot):
-            return None
-        return systemd_boot.selected(
-            list(self.entries), self.default, self.efi_default, self.one_shot if one_shot else None
-        )
-
-    def entry(self, release: str) -> systemd_boot.Entry | None:
-        """The entry of a kernel release."""
-        return systemd_boot.entry_for(list(self.entries), release)
+    def entry(self, release: str) -> BootEntry | None:
+        """The loader's own entry of a kernel release, never the fallback's copy."""
+        mine = (FALLBACK_ID, f"{FALLBACK_ID}.conf")
+        return next((item for item in self.entries if item.release == release and item.id not in mine), None)
 
 
-def read(host: Host) -> BootState:
-    """Read the boot state. A machine without UEFI or without a mounted ESP gives an empty one."""
-    esp = next((point for point in ESP_MOUNT_POINTS if host.exists(f"{point}/loader/entries")), None)
-    entries = []
-    for name in host.names(f"{esp}/loader/entries") if esp else []:
-        text = host.read(f"{esp}/loader/entries/{name}") if name.endswith(".conf") else None
-        if text is not None:
-            entries.append(systemd_boot.parse_entry(name, text))
-    return BootState(
-        loader_info=_variable(host, "LoaderInfo") or "",
-        esp=esp,
-        loader_conf=(host.read(f"{esp}/loader/loader.conf") or "") if esp else "",
-        entries=tuple(systemd_boot.order(entries)),
-        one_shot=_variable(host, "LoaderEntryOneShot"),
-        efi_default=_variable(host, "LoaderEntryDefault"),
-        read_only=esp is not None and _mounted_read_only(host, esp),
-    )
+@dataclass(frozen=True)
+class FileChange:
+    """One file that is not as it should be. ``before`` is None where it does not exist, ``after`` where it goes."""
+
+    path: str
+    before: str | None
+    after: str | None
 
 
-def _mounted_read_only(host: Host, mount_point: str) -> bool:
-    """By /proc/mounts: device, mount point, type, options."""
-    fields = [line.split() for line in (host.read("/proc/mounts") or "").splitlines()]
-    options = [item[3].split(",") for item in fields if len(item) > 3 and item[1] == mount_point]
-    return bool(options) and "ro" in options[-1]
+class Loader(ABC):
+    """One way in which machines boot, and how its default, its one-shot and its entries are changed.
+
+    Nothing here decides: what is written when, and what has to hold before, is ``trial.py``.
+    """
+
+    name = ""
+    supported = True
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+
+    @abstractmethod
+    def read(self) -> BootState:
+        """The state now."""
+
+    @abstractmethod
+    def explicit(self, entry: BootEntry) -> str:
+        """The policy that makes this entry the default by name."""
+
+    def policies(self, target: BootEntry, before: str | None) -> list[str | None]:
+        """The policies that promote may choose from, the one most like what was found first."""
+        return [before, self.explicit(target)]
+
+    @abstractmethod
+    def would_boot(self, state: BootState, policy: str | None) -> BootEntry | None:
+        """What this policy would boot; None where that can't be known."""
+
+    @abstractmethod
+    def default_change(self, policy: str | None) -> FileChange | None:
+        """The change of a file that brings this default; None where it is set already."""
+
+    @abstractmethod
+    def set_default(self, policy: str | None) -> bool:
+        """Make this policy the loader's; whether it had to change. The caller reads back."""
+
+    @abstractmethod
+    def set_one_shot(self, entry: BootEntry) -> str:
+        """Have the next boot, and only the next, take this entry. What the tool said, for messages."""
+
+    @abstractmethod
+    def clear_one_shot(self) -> str:
+        """Take a one-shot back. An error text, empty where all went well."""
+
+    def add_fallback(self, entry: BootEntry) -> bool:
+        """Give the running system an entry of its own where the loader rewrites the old one; whether it had to."""
+        return False
+
+    def fallback_of(self, state: BootState, release: str) -> BootEntry | None:
+        """The entry to fall back to: the running kernel's own, where the loader leaves that alone."""
+        return state.entry(release)
+
+    def remove_fallback(self) -> bool:
+        """Remove what ``add_fallback`` made; whether there was anything."""
+        return False
+
+    @abstractmethod
+    def argument_changes(self, arguments: dict[str, str | None]) -> list[FileChange]:
+        """The files that have to change so that new entries get these arguments. Raises ValueError for a bad line."""
+
+    @abstractmethod
+    def make_entry(self, release: str, timeout_s: int) -> tuple[list[str], str]:
+        """Write the entry of this kernel anew: the command and its last line where it failed, else ``""``."""
+
+    def arguments_like_before(self) -> None:  # noqa: B027 - most loaders have nothing to do
+        """After argument files were taken back: let the loader's own entries follow where it keeps no copy."""
+
+    def refreshes(self, path: str) -> bool:
+        """Whether this file goes into the entries, so that they have to be made again when it changed."""
+        return False
 
 
-def damaged(state: BootState) -> Stop:
-    """The stop for an ESP that can't be written."""
-    return stop("boot.esp_read_only", str(state.esp), "mounted read-only", "writable")
-
-
-def survey(host: Host, running: str) -> dict[str, Any]:
+def survey(state: BootState, host: Host, running: str) -> dict[str, Any]:
     """The boot part of ``facts.json``."""
-    state = read(host)
-    default = state.next_boot(one_shot=False)
     return {
         "loader": state.loader,
         "loader_info": state.loader_info,
-        "esp": state.esp,
-        "esp_read_only": state.read_only,
-        "loader_conf": state.loader_conf,
-        "default": state.default,
-        "default_entry": default.filename if default else None,
+        "esps": list(state.esps),
+        "policy": state.policy,
+        "default_entry": state.default_entry,
         "one_shot": state.one_shot,
+        "one_shot_by": state.one_shot_by,
         "efi_default": state.efi_default,
-        "entries": [asdict(entry) for entry in state.entries],
-        "cmdline_file": host.read(CMDLINE_FILE),
+        "entries": [{key: value for key, value in asdict(entry).items() if key != "text"} for entry in state.entries],
+        "problems": [asdict(item) for item in state.problems],
         "room": room(host, state, running),
     }
 
@@ -118,47 +174,58 @@ def survey(host: Host, running: str) -> dict[str, Any]:
 def room(host: Host, state: BootState, release: str) -> list[dict[str, Any]]:
     """Free bytes on each file system that a new kernel lands on, and what it needs there at the peak.
 
-    Twice the running kernel's files: mkinitramfs writes the new image beside the old one before the rename.
+    Twice the running kernel's files: mkinitramfs writes the new image beside the old one before the rename, and so does
+    the copy to the ESP. Once more where the fallback needs copies of its own.
     """
     kernel = host.size_bytes(f"/boot/vmlinuz-{release}")
     initrd = host.size_bytes(f"/boot/initrd.img-{release}")
-    places = ["/boot"] + ([state.esp] if state.esp and state.esp != "/boot" else [])
+    copied = state.loader.startswith("proxmox") or any(
+        path.startswith(f"{esp}/") for esp in state.esps for entry in state.entries for path in (entry.linux,)
+    )
+    places = ["/boot"] + [esp for esp in state.esps if copied and esp != "/boot"]
+    own_copies = state.loader != "systemd-boot"
     return [
-        {"path": path, "free_bytes": host.free_bytes(path), "needed_bytes": 2 * (kernel + initrd)}
+        {
+            "path": path,
+            "free_bytes": host.free_bytes(path),
+            "needed_bytes": (3 if own_copies else 2) * (kernel + initrd),
+        }
         for path in places
         if host.free_bytes(path) is not None
     ]
 
 
-def entry_files(state: BootState, entry: systemd_boot.Entry) -> list[str]:
-    """The files that an entry boots from, as paths on the host, its own first."""
-    return [f"{state.esp}/loader/entries/{entry.filename}"] + [
-        f"{state.esp}/{path.lstrip('/')}" for path in (entry.linux, *entry.initrd) if path
-    ]
+def mounted_read_only(host: Host, mount_point: str) -> bool:
+    """By /proc/mounts: device, mount point, type, options. The kernel remounts a vfat in which it finds an error."""
+    fields = [line.split() for line in (host.read("/proc/mounts") or "").splitlines()]
+    options = [item[3].split(",") for item in fields if len(item) > 3 and item[1] == mount_point]
+    return bool(options) and "ro" in options[-1]
 
 
-def stale_copies(host: Host, state: BootState, entry: systemd_boot.Entry, release: str) -> list[str]:
-    """Files of an entry on the ESP that are not byte for byte kernel and initrd in /boot; a power cut leaves such."""
-    pairs = zip(
-        entry_files(state, entry)[1:], (f"/boot/vmlinuz-{release}", f"/boot/initrd.img-{release}"), strict=False
-    )
+def damaged(esp: str) -> Stop:
+    """The stop for an ESP that can't be written."""
+    return stop("boot.esp_read_only", esp, "mounted read-only", "writable")
+
+
+def stale_copies(host: Host, entry: BootEntry, release: str) -> list[str]:
+    """Files of an entry that are not byte for byte kernel and initrd in /boot; a power cut leaves such."""
+    sources = (f"/boot/vmlinuz-{release}", f"/boot/initrd.img-{release}")
+    # Early microcode and the like come before; the kernel's own initrd is the last one.
+    pairs = [(entry.linux, sources[0])] + [(path, sources[1]) for path in entry.initrd[-1:]]
     digests = [(path, host.sha256(path), host.sha256(source)) for path, source in pairs]
     return [path for path, copy, original in digests if copy is None or copy != original]
 
 
-def fallback_hashes(host: Host, state: BootState, release: str) -> dict[str, str]:
+def fallback_hashes(host: Host, entry: BootEntry, release: str) -> dict[str, str]:
     """SHA-256 of all that boots the running kernel: entry, kernel, initrd, NVIDIA modules. Raises Stop if incomplete.
 
     The modules count because a driver that was rebuilt or removed makes the way back as bad as the way there.
     """
-    entry = state.entry(release)
-    if entry is None:
-        raise stop("boot.fallback_missing", release, f"no entry among {len(state.entries)} on {state.esp}")
-    hashes: dict[str, str] = {}
-    for path in entry_files(state, entry):
+    hashes = {f"{entry.file}#{entry.id}": hashlib.sha256(entry.text.encode()).hexdigest()}
+    for path in (entry.linux, *entry.initrd):
         digest = host.sha256(path)
         if digest is None:
-            raise stop("boot.fallback_missing", entry.filename, f"{path} does not exist")
+            raise stop("boot.fallback_missing", entry.id, f"{path} does not exist")
         hashes[path] = digest
     for module in module_files(host, release).values():
         found = host.sha256(module) if module else None
@@ -177,11 +244,3 @@ def module_files(host: Host, release: str) -> dict[str, str | None]:
         paths += host.files_below(f"{base}/{folder}")
     found = dkms.find_modules(paths, dkms.NVIDIA_MODULES)
     return {name: found.get(name) for name in dkms.NVIDIA_MODULES}
-
-
-def _variable(host: Host, name: str) -> str | None:
-    data = host.read_bytes(f"{EFIVARS}/{name}-{LOADER_GUID}")
-    try:
-        return (systemd_boot.decode_efi_string(data) or None) if data else None
-    except ValueError as error:
-        raise stop("host.module_failed", f"EFI variable {name}", str(error), "UTF-16 text") from error

@@ -164,9 +164,40 @@ CAUSES: dict[str, Cause] = _registry(
         "Set boot_config_panic, or take panic=0 out of boot_config_cmdline and /etc/kernel/cmdline.",
     ),
     Cause(
-        "boot.no_bootctl",
-        "bootctl, which sets the trial's one-shot, is missing or does not run.",
-        "apt-get install systemd-boot",
+        "loader.no_one_shot",
+        "This loader can't boot an entry once from where its files lie.",
+        "Mount the ESP on /boot/efi, where the request can be kept. The host is left untouched.",
+        USAGE,
+    ),
+    Cause(
+        "boot.loader_failed",
+        "A tool of the boot loader ended with an error.",
+        "Run the command that is named by hand, repair what it says, then run the same command again.",
+    ),
+    Cause(
+        "grub.config_unreadable",
+        "grub.cfg can't be read as GRUB would read it.",
+        "Make it again with update-grub; grub-script-check /boot/grub/grub.cfg names the line.",
+    ),
+    Cause(
+        "grub.default_undecided",
+        "A condition decides GRUB's default that is only known while GRUB runs.",
+        "Remove the script in /etc/grub.d that sets the default, then update-grub.",
+    ),
+    Cause(
+        "grub.defaults_not_understood",
+        "A setting in /etc/default/grub or grub.d is no plain assignment.",
+        "Write it as a plain assignment: the file and line are named.",
+    ),
+    Cause(
+        "grub.environment_broken",
+        "grubenv holds no environment block.",
+        "Make it again with: grub-editenv /boot/grub/grubenv create",
+    ),
+    Cause(
+        "boot.one_shot_failed",
+        "The loader did not take the request to boot the target once.",
+        "Look at what the tool said. The host was not rebooted, and nothing is armed.",
     ),
     Cause(
         "boot.initramfs_missing",
@@ -225,6 +256,21 @@ CAUSES: dict[str, Cause] = _registry(
         "The driver module and its user-space libraries have different versions.",
         "Install the same version of both.",
     ),
+    Cause(
+        "driver.unsigned",
+        "Secure Boot enforces signatures and a driver module has none.",
+        "Configure DKMS's signing key (mok_signing_key in /etc/dkms/framework.conf), then: dkms build --force -k TARGET",
+    ),
+    Cause(
+        "driver.signer_not_enrolled",
+        "A driver module is signed by a key that this machine does not trust.",
+        "mokutil --import the key's certificate; it is confirmed at the console during a reboot.",
+    ),
+    Cause(
+        "driver.run_without_dkms",
+        "The driver was installed for the running kernel only, and nothing builds it for another one.",
+        "Run NVIDIA's installer again with --dkms, or install the driver's packages.",
+    ),
     # --- downtime
     Cause(
         "workload.not_stopped",
@@ -256,7 +302,7 @@ CAUSES: dict[str, Cause] = _registry(
     ),
     Cause(
         "trial.expired",
-        "The trial boot of this roll is used up: the host came back on the old kernel by itself.",
+        "The trial did not hold: the host is back on the old kernel, by a panic or by the dead-man.",
         "Find out why (journalctl -b -1, serial console), then run again with --retry-trial.",
         BACK_ON_OLD,
     ),

@@ -182,6 +182,8 @@ def prove(
     build_dir_exists: bool,
     user_space_version: str | None,
     module_versions: Mapping[str, str],
+    modules: Sequence[str] = NVIDIA_MODULES,
+    needs_dkms: bool = True,
 ) -> list[Proof]:
     """Everything that must hold before the target kernel may be booted (cases dkms-02 and dkms-04), in reading order.
 
@@ -192,22 +194,42 @@ def prove(
     build_dir_exists    whether /lib/modules/<target>/build leads to a directory
     user_space_version  version of libcuda / libnvidia-ml on the host; None where the host has none
     module_versions     module name -> ``modinfo -k <target> -F version``
+    modules             the modules that this host needs (``driver_source.needed_modules``)
+    needs_dkms          False for a precompiled driver: neither headers nor DKMS are needed, only the modules themselves
 
     Versions are compared with what DKMS built for the target or, where it built nothing, with the nvidia module.
     """
     headers = "there" if build_dir_exists else "absent"
     expected = f"/lib/modules/{target}/build"
-    proofs = [_proof("headers", build_dir_exists, "dkms.headers_missing", f"{expected} {headers}", expected)]
-    built, version = _dkms_proof(target, status)
-    proofs.append(built)
+    proofs: list[Proof] = []
+    version = None
+    if needs_dkms:
+        proofs.append(_proof("headers", build_dir_exists, "dkms.headers_missing", f"{expected} {headers}", expected))
+        built, version = _dkms_proof(target, status)
+        proofs.append(built)
     wanted = version or _lookup(module_versions, "nvidia")
-    for name in NVIDIA_MODULES:
+    for name in modules:
         path, magic, own = (_lookup(table, name) for table in (module_files, vermagic, module_versions))
         proofs.extend(_module_proofs(target, name, path=path, vermagic=magic, version=own, wanted=wanted))
     if user_space_version is not None:
         same, expected = user_space_version == wanted, wanted or "the module's version"
         proofs.append(_proof("user space", same, "dkms.version_mismatch", user_space_version, expected))
     return proofs
+
+
+def others_not_built(status: Sequence[DkmsLine], running: str, target: str) -> tuple[str, ...]:
+    """``module/version`` of the DKMS modules, NVIDIA's driver apart, that the running kernel has and the target lacks.
+
+    status  all lines of ``dkms status``, not only those of one kernel
+
+    To be reported beside the driver's proof, never as its failure (case dkms-04: blksnap). Whether one of them keeps
+    the host from booting (ZFS, a network driver) is the boot proofs' matter. A module counts as built whatever its
+    version: DKMS may have built a newer one for the target.
+    """
+    others = [line for line in status if not is_nvidia_driver(line.module)]
+    built = {line.module for line in others if line.kernel == target and is_ready(line)}
+    had = [line for line in others if line.kernel == running and line.state in ("installed", "weak")]
+    return tuple(dict.fromkeys(f"{line.module}/{line.version}" for line in had if line.module not in built))
 
 
 #: The first of these is the real error; what follows in a make.log are its consequences.

@@ -5,12 +5,14 @@ Everything else takes a ``Host`` and stays testable on a folder that looks like 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
 import signal
 import stat
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -29,6 +31,9 @@ ENVIRONMENT = {
     "DEBIAN_FRONTEND": "noninteractive",
     "NEEDRESTART_SUSPEND": "1",  # needrestart would open a dialog in apt's hooks (roll-03)
 }
+
+# linux/fs.h, for efivarfs: _IOR('f', 1, long), _IOW('f', 2, long), and the flag.
+FS_IOC_GETFLAGS, FS_IOC_SETFLAGS, FS_IMMUTABLE_FL = 0x80086601, 0x40086602, 0x10
 
 
 @dataclass(frozen=True)
@@ -221,6 +226,77 @@ class Host:
         self._sync_folder(self.path(path).parent)
         return True
 
+    def remove_empty_folder(self, path: str) -> bool:
+        """Remove a folder that holds nothing; whether it went."""
+        try:
+            self.path(path).rmdir()
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTEMPTY, errno.ENOTDIR):
+                return False
+            raise stop("host.module_failed", path, f"can't be removed: {error.strerror}") from error
+        return True
+
+    def rename(self, source: str, target: str) -> bool:
+        """Rename a file: of several who try, exactly one gets True. False where there is no source any more."""
+        try:
+            self.path(source).rename(self.path(target))
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise stop("host.module_failed", source, f"can't be renamed: {error.strerror}") from error
+        self._sync_folder(self.path(target).parent)
+        return True
+
+    def link(self, path: str, target: str) -> bool:
+        """Make a symbolic link, or put a wrong one right; whether it had to. ``target`` is written as it is."""
+        place = self.path(path)
+        if place.is_symlink() and os.readlink(place) == target:
+            return False
+        place.parent.mkdir(parents=True, exist_ok=True)
+        temporary = place.with_name(f".gpuhost-{place.name}")
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(target)
+        os.replace(temporary, place)
+        self._sync_folder(place.parent)
+        return True
+
+    def write_efi_variable(self, path: str, data: bytes) -> str:
+        """Set an EFI variable through efivarfs, which wants one write; an error text, empty where all went well.
+
+        efivarfs makes its files immutable against an ``rm -rf``; the flag is taken off before and set by the kernel.
+        """
+        try:
+            self._take_immutable_off(path)
+            handle = os.open(self.path(path), os.O_WRONLY | os.O_CREAT, 0o644)
+            try:
+                os.write(handle, data)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            return f"{path}: {error.strerror}"
+        return ""
+
+    def remove_efi_variable(self, path: str) -> str:
+        """Remove an EFI variable; an error text, empty where all went well or where there is none."""
+        try:
+            self._take_immutable_off(path)
+            self.path(path).unlink(missing_ok=True)
+        except OSError as error:
+            return f"{path}: {error.strerror}"
+        return ""
+
+    def _take_immutable_off(self, path: str) -> None:
+        if not self.path(path).exists():
+            return
+        handle = os.open(self.path(path), os.O_RDONLY)
+        try:
+            flags = bytearray(8)
+            fcntl.ioctl(handle, FS_IOC_GETFLAGS, flags)
+            wanted = int.from_bytes(flags, sys.byteorder) & ~FS_IMMUTABLE_FL
+            fcntl.ioctl(handle, FS_IOC_SETFLAGS, wanted.to_bytes(8, sys.byteorder))
+        finally:
+            os.close(handle)
+
     def make_node(self, path: str, major: int, minor: int, mode: int) -> None:
         """Make a character device node where there is none, or put a wrong one right, with its mode and owner kept."""
         target = self.path(path)
@@ -270,15 +346,20 @@ class Host:
             return Result(tuple(argv), rc, _text(out), _text(err) + note)
 
     @contextmanager
-    def lock(self, path: str) -> Iterator[None]:
-        """Hold a lock that dies with this process. Raises Stop(roll.busy) where another process has it."""
+    def lock(self, path: str, wait_s: float = 0) -> Iterator[None]:
+        """Hold a lock that dies with this process. Raises Stop(roll.busy) where another has it for longer than that."""
         target = self.path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("a") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise stop("roll.busy", path, "another gpuhost step still runs on this host", "none") from error
+            end = self.clock() + wait_s
+            while True:
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if self.clock() >= end:
+                        raise stop("roll.busy", path, "another gpuhost step still runs on this host", "none") from error
+                    self.sleep(1)
             yield
 
     def is_root(self) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 
-from . import apt, dkms
+from . import apt, dkms, kernel
 from .documents import Target
 from .errors import Stop, stop
 from .host_io import Host, Result
@@ -16,6 +17,26 @@ APT = [
     "-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold", "-o", "Dpkg::Use-Pty=0",
 ]  # fmt: skip
 
+
+UNKEEP = "gpuhost-unhold"
+UNKEEP_SERVICE = """# Managed by gpuhost: ends the hold on the old kernel's packages, then goes.
+[Unit]
+Description=gpuhost: the new kernel has been good for long enough, the old one may go
+
+[Service]
+Type=oneshot
+ExecStart=/usr/bin/apt-mark unhold {names}
+ExecStartPost=/usr/bin/rm -f /etc/systemd/system/timers.target.wants/{unit}.timer
+ExecStartPost=/usr/bin/rm -f /etc/systemd/system/{unit}.timer /etc/systemd/system/{unit}.service
+"""
+UNKEEP_TIMER = """# Managed by gpuhost: ends the hold on the old kernel's packages.
+[Timer]
+OnCalendar={when}
+Persistent=true
+
+[Install]
+WantedBy=timers.target
+"""
 
 LOCKED = re.compile(r"\block\b|lock-frontend|is another process using it")
 
@@ -77,6 +98,55 @@ def install(host: Host, target: Target, lock_timeout_s: int, timeout_s: int) -> 
     host.sync()
     if result.rc != 0:
         raise _dkms_failure(host, target, started) or _failure(result, target)
+
+
+def keep(host: Host, release: str) -> tuple[str, ...]:
+    """Put the packages of a kernel on hold, so that nothing removes the way back. Those that we have put there.
+
+    What the operator holds already stays the operator's.
+    """
+    owners: set[str] = set()
+    for path in (f"/boot/vmlinuz-{release}", f"/lib/modules/{release}"):
+        result = host.run(["dpkg-query", "-S", path])
+        for line in result.stdout.splitlines() if result.rc == 0 else []:
+            owners.update(name.strip() for name in line.rpartition(": ")[0].split(","))
+    installed = {name for name, state in read_packages(host).items() if state.installed}
+    owners.update(name for name in kernel.headers_package_names(release) if name in installed)
+    held = set(host.run(["apt-mark", "showhold"]).stdout.split())
+    wanted = sorted(owners - held)
+    if wanted:
+        result = host.run(["apt-mark", "hold", *wanted])
+        if result.rc != 0:
+            raise stop("apt.failed", "apt-mark hold", result.last_line)
+    return tuple(wanted)
+
+
+def unkeep(host: Host, names: tuple[str, ...]) -> list[str]:
+    """Take our holds off again."""
+    held = set(host.run(["apt-mark", "showhold"]).stdout.split()) & set(names)
+    if not held:
+        return []
+    result = host.run(["apt-mark", "unhold", *sorted(held)])
+    if result.rc != 0:
+        raise stop("apt.failed", "apt-mark unhold", result.last_line)
+    return [f"no longer held: {', '.join(sorted(held))}"]
+
+
+def unkeep_later(host: Host, names: tuple[str, ...], days: int) -> list[str]:
+    """Have our holds end by a timer on the host in so many days; at once where it is none."""
+    if not names or days <= 0:
+        return unkeep(host, names)
+    timer = f"/etc/systemd/system/{UNKEEP}.timer"
+    when = (datetime.now(timezone.utc) + timedelta(days=days)).strftime("%Y-%m-%d %H:%M:%S UTC")
+    service = UNKEEP_SERVICE.format(names=" ".join(names), unit=UNKEEP)
+    host.write_atomic(f"/etc/systemd/system/{UNKEEP}.service", service.encode())
+    host.write_atomic(timer, UNKEEP_TIMER.format(when=when).encode())
+    host.link(f"/etc/systemd/system/timers.target.wants/{UNKEEP}.timer", timer)
+    for argv in (["systemctl", "daemon-reload"], ["systemctl", "start", f"{UNKEEP}.timer"]):
+        result = host.run(argv, timeout_s=120)
+        if result.rc != 0:
+            raise stop("host.module_failed", " ".join(argv), result.last_line)
+    return [f"held until {when[:10]}: {', '.join(names)}"]
 
 
 def _dkms_failure(host: Host, target: Target, started: float) -> Stop | None:

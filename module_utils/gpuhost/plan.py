@@ -7,7 +7,7 @@ from typing import Any
 
 from . import cmdline, kernel
 from .blockers import Wishes, standing_blockers, target_blockers
-from .boot_config import wanted_arguments
+from .boot_config import for_vendor, wanted_arguments
 from .causes import GOOD
 from .debian_version import compare_part
 from .documents import Blocker, Outcome, Plan, Step, Target, make_head, seconds_between
@@ -23,8 +23,10 @@ def make_plan(facts: dict[str, Any], wishes: Wishes, run_id: str, controller_boo
     running = facts["kernel"]["release"]
     roll = facts["roll"]
     resumes = bool(roll and roll["state"] == "open")
+    arguments, exchanged = for_vendor(wishes.cmdline, facts["kernel"]["cpu_vendor"])
+    wishes = replace(wishes, cmdline=arguments)
     blockers = standing_blockers(facts, wishes, controller_boot_id)
-    notes = list(facts["notes"])
+    notes = [*facts["notes"], *exchanged]
     if resumes:
         target, problem = _resumed_target(roll, wishes)
     else:
@@ -147,9 +149,9 @@ def _target(item: kernel.Candidate, reason: str) -> Target:
 
 def _settled(facts: dict[str, Any]) -> bool:
     """Whether what runs is also what boots by itself."""
-    entries = {entry["filename"]: entry for entry in facts["boot"]["entries"]}
+    entries = {entry["id"]: entry for entry in facts["boot"]["entries"]}
     default = entries.get(facts["boot"]["default_entry"] or "")
-    return default is not None and default["version"] == facts["kernel"]["release"]
+    return default is not None and default["release"] == facts["kernel"]["release"]
 
 
 def _steps(facts: dict[str, Any], target: Target, wishes: Wishes) -> tuple[Step, ...]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 
-from . import apt, boot, cmdline, dkms
+from . import apt, boot, cmdline, dkms, loaders
 from .boot_config import MODPROBE_FILE, reboots_on_panic, wanted_arguments
 from .causes import cause
 from .documents import Preflight, Proof, make_head
+from .errors import Stop
 from .host_io import Host
-from .rollfile import Roll
+from .rollfile import Fallback, Roll
 from .survey import read_packages
 
 LIBRARY_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib")
@@ -19,13 +20,13 @@ LIBRARY = re.compile(r"lib(?:nvidia-ml|cuda)\.so\.(\d+\.\d+(?:\.\d+)?)")
 def prove(host: Host, name: str, run_id: str, roll: Roll) -> Preflight:
     """Every proof for the roll's target on this host."""
     release = roll.target
-    state = boot.read(host)
+    state = loaders.of(host).read()
     proofs = (
         driver_proofs(host, release)
         + entry_proofs(host, state, release, roll.plan["cmdline"])
         + [initramfs_proof(host, release)]
         + fallback_proofs(host, state, roll)
-        + [package_proof(host), bootctl_proof(host)]
+        + [package_proof(host)]
     )
     return Preflight(make_head("preflight", name, run_id), release, tuple(proofs))
 
@@ -89,15 +90,15 @@ def entry_proofs(host: Host, state: boot.BootState, release: str, arguments: dic
     """The target's entry exists, its files are byte for byte those in /boot, its options hold what was asked for."""
     entry = state.entry(release)
     if entry is None:
-        return [proof("boot entry", False, "boot.entry_missing", f"none on {state.esp}", f"an entry for {release}")]
-    wrong = boot.stale_copies(host, state, entry, release)
+        return [proof("boot entry", False, "boot.entry_missing", f"none in {state.loader}", f"an entry for {release}")]
+    wrong = boot.stale_copies(host, entry, release)
     absent = cmdline.missing(entry.options, wanted_arguments(entry.options, arguments))
     return [
         proof(
             "boot entry",
             not wrong and bool(entry.initrd),
             "boot.entry_missing",
-            f"differs from /boot: {', '.join(wrong)}" if wrong else entry.filename,
+            f"differs from /boot: {', '.join(wrong)}" if wrong else entry.id,
             "kernel and initrd as in /boot",
         ),
         proof(
@@ -131,8 +132,7 @@ def fallback_proofs(host: Host, state: boot.BootState, roll: Roll) -> list[Proof
     fallback = roll.fallback
     if fallback is None:
         return [proof("fallback", False, "boot.fallback_missing", "not recorded", roll.running_before)]
-    changed = [path for path, digest in fallback.files.items() if host.sha256(path) != digest]
-    default = state.next_boot(one_shot=False)
+    changed = changed_fallback(host, state, fallback)
     return [
         proof(
             "fallback unchanged",
@@ -143,9 +143,9 @@ def fallback_proofs(host: Host, state: boot.BootState, roll: Roll) -> list[Proof
         ),
         proof(
             "default is the fallback",
-            default is not None and default.filename == fallback.entry,
+            state.default_entry == fallback.entry,
             "boot.default_not_held",
-            default.filename if default else "nothing",
+            state.default_entry or "nothing that is known",
             fallback.entry,
         ),
         proof(
@@ -154,6 +154,13 @@ def fallback_proofs(host: Host, state: boot.BootState, roll: Roll) -> list[Proof
             "boot.efi_default_set",
             state.efi_default or "not set",
             "not set",
+        ),
+        proof(
+            "one-shot",
+            state.one_shot_by is not None,
+            "loader.unsupported",
+            state.one_shot_by or "none",
+            "a way to boot an entry once",
         ),
         proof(
             "no foreign one-shot",
@@ -165,11 +172,16 @@ def fallback_proofs(host: Host, state: boot.BootState, roll: Roll) -> list[Proof
     ]
 
 
-def bootctl_proof(host: Host) -> Proof:
-    """The program that sets the one-shot is there; Debian has it in the package systemd-boot."""
-    result = host.run(["bootctl", "--version"])
-    observed = result.stdout.splitlines()[0] if result.rc == 0 and result.stdout else result.last_line
-    return proof("bootctl", result.rc == 0, "boot.no_bootctl", observed, "bootctl runs")
+def changed_fallback(host: Host, state: boot.BootState, fallback: Fallback) -> list[str]:
+    """What boots the fallback and is not, byte for byte, what it was when the roll began."""
+    entry = state.named(fallback.entry)
+    if entry is None:
+        return [fallback.entry]
+    try:
+        now = boot.fallback_hashes(host, entry, fallback.release)
+    except Stop as error:
+        return [error.blocker.observed]
+    return sorted(path for path in {*now, *fallback.files} if now.get(path) != fallback.files.get(path))
 
 
 def package_proof(host: Host) -> Proof:

@@ -12,7 +12,7 @@ from .host_io import Host
 
 FOLDER = "/var/lib/gpuhost"
 ROLL_FILE = "/var/lib/gpuhost/roll.json"
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,35 @@ class Fallback:
 
 @dataclass(frozen=True)
 class Trial:
-    """The trial boots of this roll. At most one without ``--retry-trial``."""
+    """The trial boots of this roll. At most one without ``--retry-trial``.
+
+    ``cause`` and ``sentence`` say why the trial did not hold, as soon as somebody knows: the way back may be walked by
+    the host itself, which was not there when the gate failed.
+    """
 
     boots: int = 0
     armed_at: str | None = None
     boot_id_before: str | None = None
+    cause: str | None = None
+    sentence: str = ""
+
+
+@dataclass(frozen=True)
+class ChangedFile:
+    """A file that the roll wrote: its text before (None where there was none) and as written."""
+
+    before: str | None
+    after: str | None
+
+
+@dataclass(frozen=True)
+class ReturnOrders:
+    """What the host needs to know to go back into service by itself, when no controller is there to say it."""
+
+    presumed: str = "report"
+    python: str = "/usr/bin/python3"
+    targets: tuple[str, ...] = ()
+    timeout_s: int = 120
 
 
 @dataclass(frozen=True)
@@ -86,6 +110,11 @@ class Roll:
     promoted_at: str | None = None
     """Set when the new kernel became what boots by itself: from then on nothing leads back by itself."""
     workloads: tuple[Workload, ...] = ()
+    files_changed: dict[str, ChangedFile] = field(default_factory=dict)
+    """Settings that the roll changed, by path: a host that goes back gets them back."""
+    kept_packages: tuple[str, ...] = ()
+    """The old kernel's packages that the roll has put on hold, so that nothing removes the way back."""
+    orders: ReturnOrders = field(default_factory=ReturnOrders)
     steps: tuple[RollStep, ...] = ()
 
     @property
@@ -139,15 +168,20 @@ def parse(data: bytes) -> Roll:
         version = raw.pop("schema_version")
         if raw["schema"] != SCHEMA_PREFIX + "roll" or raw["state"] not in ("open", "closed"):
             raise stop("roll.file_unreadable", ROLL_FILE, f"{raw['schema']} in state {raw['state']}", "a roll")
-        if version != VERSION:
+        if version not in (1, VERSION):
             raise stop("roll.file_unreadable", ROLL_FILE, f"written in version {version}", f"version {VERSION}")
-        head = Head(raw.pop("schema"), version, raw.pop("host"), raw.pop("run_id"), raw.pop("taken_at"))
+        if version == 1:  # before the host could go back by itself: a trial knew no cause, and nothing was kept
+            raw = {"files_changed": {}, "kept_packages": [], "orders": {"targets": []}, **raw}
+        head = Head(raw.pop("schema"), VERSION, raw.pop("host"), raw.pop("run_id"), raw.pop("taken_at"))
         fallback = raw.pop("fallback")
         return Roll(
             head=head,
             fallback=None if fallback is None else Fallback(**fallback),
             trial=Trial(**raw.pop("trial")),
             gpu_nodes_before=tuple(raw.pop("gpu_nodes_before")),
+            files_changed={path: ChangedFile(**item) for path, item in raw.pop("files_changed").items()},
+            kept_packages=tuple(raw.pop("kept_packages")),
+            orders=ReturnOrders(**{**(orders := raw.pop("orders")), "targets": tuple(orders["targets"])}),
             workloads=tuple(Workload(**item) for item in raw.pop("workloads")),
             steps=tuple(RollStep(**{**item, "lines": tuple(item["lines"])}) for item in raw.pop("steps")),
             **raw,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import deadman
 from .documents import as_dict, utc_now
 from .errors import DEFECTS, Stop, defect
 from .host_io import Host
@@ -57,7 +58,15 @@ Action = Callable[[Roll], Done]
 
 
 def run_step(
-    host: Host, params: dict[str, Any], check: bool, stage: str, step: str, action: Action, *, may_open: bool = False
+    host: Host,
+    params: dict[str, Any],
+    check: bool,
+    stage: str,
+    step: str,
+    action: Action,
+    *,
+    may_open: bool = False,
+    wait_s: float = 0,
 ) -> dict[str, Any]:
     """Do one step on the open roll and log it in the roll file. A step that stops is logged too, with its reason.
 
@@ -66,7 +75,7 @@ def run_step(
     if check:
         done = action(current_roll(host, params, check))
         return _answer(done, [*done.documents])
-    with host.lock(LOCK_FILE):
+    with host.lock(LOCK_FILE, wait_s):
         return _run_locked(host, params, stage, step, action, may_open)
 
 
@@ -91,6 +100,8 @@ def _run_locked(
         raise Stop(found.blocker, (*found.documents, as_dict(failed))) from error
     latest = log(done.roll, done.differs, done.lines)
     save(host, latest)
+    if latest.is_open and latest.trial.boots:
+        deadman.renew(host)  # a finished stage on the trial kernel: somebody still cares
     return _answer(done, [*done.documents, as_dict(latest)])
 
 

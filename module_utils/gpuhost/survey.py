@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from . import apt, boot, dkms, kernel, workloads
+from . import apt, boot, dkms, kernel, loaders, workloads
 from .documents import as_dict, make_head
 from .errors import Stop, stop
 from .host_io import Host
@@ -43,6 +43,7 @@ def collect(host: Host, name: str, run_id: str, apt_max_age_s: int | None) -> di
             "flavour": flavour_of(running),
             "cmdline": host.read_line("/proc/cmdline"),
             "boot_id": host.read_line(BOOT_ID),
+            "cpu_vendor": _cpu_vendor(host),
             "uptime_s": float((host.read_line("/proc/uptime") or "0").split()[0]),
         },
         "os": _os_release(host),
@@ -51,7 +52,7 @@ def collect(host: Host, name: str, run_id: str, apt_max_age_s: int | None) -> di
             "lists_age_s": lists_age_s(host),
         },
         "candidates": [asdict(item) for item in read_candidates(host, running, packages)],
-        "boot": boot.survey(host, running),
+        "boot": boot.survey(loaders.of(host).read(), host, running),
         "driver": _driver(host),
         # dkms status unpacks and compares every module: seconds on a host with several kernels. The preflight needs it.
         "dkms": [name for name in host.names("/var/lib/dkms") if dkms.is_nvidia_driver(name)],
@@ -127,6 +128,12 @@ def _os_release(host: Host) -> dict[str, str]:
         "version_id": pairs.get("VERSION_ID", "").strip('"'),
         "name": pairs.get("PRETTY_NAME", "").strip('"'),
     }
+
+
+def _cpu_vendor(host: Host) -> str:
+    """``AuthenticAMD``, ``GenuineIntel``; empty where /proc/cpuinfo says neither."""
+    lines = (host.read("/proc/cpuinfo") or "").splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
 
 
 def _driver(host: Host) -> dict[str, Any]:

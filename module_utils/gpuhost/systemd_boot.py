@@ -280,6 +280,15 @@ def entry_for(entries: Sequence[Entry], release: str) -> Entry | None:
     return next(by_version, None) or next(by_path, None)
 
 
+def release_of(entry: Entry) -> str | None:
+    """The kernel release that an entry boots: its version field, else what its kernel's path names."""
+    if entry.version:
+        return entry.version
+    parts = re.split(r"[/\\]", entry.linux or "")
+    found = re.fullmatch(r"(?:vmlinuz|linux|kernel)-(.+)", parts[-1])
+    return found[1] if found else (parts[-2] if len(parts) > 1 and parts[-2][:1].isdigit() else None)
+
+
 def decode_efi_string(data: bytes) -> str:
     """Text of a variable read from efivarfs: 4 bytes of attributes, then UTF-16LE up to a NUL; ValueError otherwise."""
     if len(data) < 4 or len(data) % 2:

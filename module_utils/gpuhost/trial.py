@@ -1,95 +1,86 @@
 """The trial boot: the fallback held as default, one boot of the new kernel, then promote or back.
 
-The order of writes is the safety: default before apt, roll file before the one-shot, one-shot in the same call as the
-reboot. A machine that dies between any two of them boots the old kernel.
+The order of writes is the safety: default before apt, roll file before the one-shot, dead-man before the one-shot,
+one-shot in the same call as the reboot. A machine that dies between any two of them boots the old kernel.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from . import boot, cmdline, systemd_boot
+from . import boot, cmdline, deadman
+from .boot import BootEntry, BootState, FileChange, Loader
 from .boot_config import wanted_arguments
 from .documents import utc_now
 from .errors import stop
 from .host_io import Host
-from .rollfile import Fallback, Roll, Trial
+from .rollfile import Fallback, Roll
 
 RUNNING = "/proc/sys/kernel/osrelease"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
-def record_fallback(host: Host, release: str, last: Roll | None) -> Fallback:
-    """What boots the running kernel, with hashes, and the default policy as it was found.
+def record_policy(loader: Loader, state: BootState, release: str, last: Roll | None) -> str | None:
+    """The default policy as it was found.
 
     A roll that came back has left its fallback as the explicit default: then the policy is the one that *it* had found.
     """
-    state = boot.read(host)
-    files = boot.fallback_hashes(host, state, release)
     entry = state.entry(release)
+    policy = state.policy
+    ours = last is not None and last.fallback is not None and last.result != "good"
+    if ours and last and last.fallback and entry and policy in (loader.explicit(entry), last.fallback.entry):
+        return last.fallback.policy_before
+    return policy
+
+
+def record_fallback(host: Host, loader: Loader, release: str, policy: str | None) -> Fallback:
+    """What boots the running kernel, with hashes. Raises Stop where it is not complete."""
+    state = loader.read()
+    entry = loader.fallback_of(state, release)
     if entry is None:
-        raise stop("boot.fallback_missing", release, f"no entry on {state.esp}")
-    policy = state.default
-    if last is not None and last.fallback and last.result != "good" and policy == last.fallback.entry:
-        policy = last.fallback.policy_before
-    return Fallback(entry.filename, release, policy, files)
+        raise stop("boot.fallback_missing", release, f"no entry among {len(state.entries)} of {state.loader}")
+    return Fallback(entry.id, release, policy, boot.fallback_hashes(host, entry, release))
 
 
-def loader_conf_change(state: boot.BootState, entry: str | None) -> tuple[str, str, str]:
-    """(path, before, after) of loader.conf with this explicit default; None takes the line out."""
-    if state.esp is None:
-        raise stop(
-            "loader.unsupported",
-            "ESP",
-            f"not mounted on {', '.join(boot.ESP_MOUNT_POINTS)}",
-            "a mounted ESP with systemd-boot",
-            "Mount it (mount /boot/efi), then run the same command again.",
-        )
-    return f"{state.esp}/loader/loader.conf", state.loader_conf, systemd_boot.with_default(state.loader_conf, entry)
-
-
-def set_default(host: Host, entry: str | None) -> bool:
-    """Write loader.conf's default; whether it had to change."""
-    path, before, after = loader_conf_change(boot.read(host), entry)
-    if before == after:
-        return False
-    host.write_atomic(path, after.encode(), None)
-    return True
-
-
-def hold_fallback(host: Host, fallback: Fallback) -> bool:
+def hold_fallback(loader: Loader, fallback: Fallback) -> bool:
     """Make the fallback the explicit default and read back that the loader would boot it; whether it had to change."""
-    changed = set_default(host, fallback.entry)
-    state = boot.read(host)
+    state = loader.read()
     if state.efi_default is not None:
         raise stop("boot.efi_default_set", "LoaderEntryDefault", state.efi_default, "not set")
-    prove_default(state, fallback)
+    entry = state.named(fallback.entry)
+    if entry is None:
+        raise stop("boot.fallback_missing", fallback.entry, f"no such entry in {state.loader}")
+    changed = loader.set_default(loader.explicit(entry))
+    prove_default(loader.read(), fallback)
     return changed
 
 
-def prove_default(state: boot.BootState, fallback: Fallback) -> None:
+def held_change(loader: Loader, release: str) -> FileChange | None:
+    """For ``--check``: the file that holding the fallback would change."""
+    entry = loader.read().entry(release)
+    if entry is None:
+        raise stop("boot.fallback_missing", release, f"no entry in {loader.name}")
+    return loader.default_change(loader.explicit(entry))
+
+
+def prove_default(state: BootState, fallback: Fallback) -> None:
     """Raises Stop(boot.default_not_held) unless the loader would boot the fallback by itself."""
-    entry = state.next_boot()
-    if entry is None or entry.filename != fallback.entry:
-        raise stop("boot.default_not_held", f"{state.esp}/loader/loader.conf", _name(entry), fallback.entry)
+    if state.next_entry != fallback.entry:
+        raise stop("boot.default_not_held", state.loader, state.next_entry or "nothing that is known", fallback.entry)
 
 
-def clear_own_one_shot(host: Host, roll: Roll) -> None:
+def clear_own_one_shot(loader: Loader, roll: Roll) -> None:
     """Take back the one-shot of a trial that was armed but never booted (the controller or the host died in between).
 
     Raises Stop(boot.foreign_one_shot) for any other.
     """
-    state = boot.read(host)
+    state = loader.read()
     if state.one_shot is None:
         return
     target = state.entry(roll.target)
-    if not roll.trial.boots or target is None or target.filename != state.one_shot:
-        raise stop("boot.foreign_one_shot", "LoaderEntryOneShot", state.one_shot, "not set")
-    clear_one_shot(host)
-
-
-def _name(entry: systemd_boot.Entry | None) -> str:
-    return entry.filename if entry else "nothing"
+    if not roll.trial.boots or target is None or target.id != state.one_shot:
+        raise stop("boot.foreign_one_shot", "one-shot boot entry", state.one_shot, "not set")
+    clear_one_shot(loader)
 
 
 def may_boot_trial(host: Host, roll: Roll, retry: bool) -> None:
@@ -105,31 +96,32 @@ def may_boot_trial(host: Host, roll: Roll, retry: bool) -> None:
         )
 
 
-def armed(host: Host, roll: Roll, boot_id: str) -> Roll:
+def armed(loader: Loader, roll: Roll, boot_id: str) -> Roll:
     """The roll as it must stand in the file before the one-shot is set: this trial counts from now on."""
-    if boot.read(host).entry(roll.target) is None:
+    if loader.read().entry(roll.target) is None:
         raise stop("boot.entry_missing", roll.target, "no boot entry")  # set-oneshot would not check the name
     boots = roll.trial.boots if boot_id == roll.trial.boot_id_before else roll.trial.boots + 1
-    return replace(roll, trial=Trial(boots, utc_now(), boot_id))
+    return replace(roll, trial=replace(roll.trial, boots=boots, armed_at=utc_now(), boot_id_before=boot_id))
 
 
-def start(host: Host, roll: Roll) -> None:
+def start(host: Host, loader: Loader, roll: Roll) -> None:
     """Set the one-shot, read it back, reboot. The reboot is detached so that the answer still gets out."""
-    state = boot.read(host)
-    entry = state.entry(roll.target)
+    entry = loader.read().entry(roll.target)
     if entry is None:
         raise stop("boot.entry_missing", roll.target, "no boot entry")
-    result = host.run(["bootctl", "set-oneshot", entry.filename])
-    chosen = boot.read(host).next_boot()
-    if result.rc != 0 or chosen is None or chosen.filename != entry.filename:
-        clear_one_shot(host)
-        raise stop(
-            "boot.entry_missing", "bootctl set-oneshot", f"{result.last_line}; next: {_name(chosen)}", entry.filename
-        )
-    reboot(host)
+    said = loader.set_one_shot(entry)
+    chosen = loader.read().next_boot()
+    if said or chosen is None or chosen.id != entry.id:
+        clear_one_shot(loader)
+        raise stop("boot.one_shot_failed", loader.name, f"{said or 'no error'}; next: {_name(chosen)}", entry.id)
+    reboot(host, loader)
 
 
-def reboot(host: Host) -> None:
+def _name(entry: BootEntry | None) -> str:
+    return entry.id if entry else "nothing"
+
+
+def reboot(host: Host, loader: Loader) -> None:
     """Reboot in a second, by a timer of systemd's, so that the answer still gets out.
 
     Raises Stop where systemd does not take it: nothing would reboot then, and a one-shot must not be left behind.
@@ -137,17 +129,17 @@ def reboot(host: Host) -> None:
     argv = ["systemd-run", "--on-active=1", "--timer-property=AccuracySec=100ms", "systemctl", "reboot"]
     result = host.run(argv)
     if result.rc != 0:
-        clear_one_shot(host)
+        clear_one_shot(loader)
         raise stop("host.module_failed", "systemd-run", f"the reboot was not taken: {result.last_line}")
 
 
-def clear_one_shot(host: Host) -> bool:
+def clear_one_shot(loader: Loader) -> bool:
     """Take a one-shot back; whether there was one."""
-    if boot.read(host).one_shot is None:
+    if loader.read().one_shot is None:
         return False
-    result = host.run(["bootctl", "set-oneshot", ""])
-    if result.rc != 0:
-        raise stop("boot.foreign_one_shot", "bootctl set-oneshot", result.last_line, "cleared")
+    error = loader.clear_one_shot()
+    if error or loader.read().one_shot is not None:
+        raise stop("boot.foreign_one_shot", "one-shot boot entry", error or "still there", "cleared")
     return True
 
 
@@ -166,37 +158,104 @@ def prove_booted(host: Host, roll: Roll) -> list[str]:
     return [f"booted {running}, boot id {boot_id}", f"command line: {line}"]
 
 
-def promote(host: Host, roll: Roll) -> list[str]:
-    """Make the new kernel what boots by itself.
+def promote(host: Host, loader: Loader, roll: Roll) -> list[str]:
+    """Make the new kernel what boots by itself, and take away what the trial had put there.
 
-    The policy found before the roll comes back where it now leads to the new kernel (no pin stays no pin); where it
-    would not, the new kernel's entry becomes the explicit default.
+    First the dead-man's lock: of the two who want to decide, exactly one does. Then the default: the policy found
+    before the roll where it leads to the new kernel (no pin stays no pin), else the new kernel's entry by name.
     """
     if roll.fallback is None:
         raise stop("boot.fallback_missing", "roll file", "no fallback recorded")
-    state = boot.read(host)
+    if roll.promoted_at is None and not deadman.take(host, roll.target):
+        raise stop("trial.expired", roll.target, "the deadline has passed, the host reboots into the old kernel")
+    state = loader.read()
     target = state.entry(roll.target)
     if target is None:
         raise stop("boot.entry_missing", roll.target, "no boot entry")
-    before = roll.fallback.policy_before
-    by_policy = systemd_boot.selected(list(state.entries), before, None, None)
-    # @saved means the entry last booted, which a one-shot does not count as: it would lead to the old kernel.
-    leads_there = by_policy is not None and by_policy.filename == target.filename and (before or "").lower() != "@saved"
-    choice = before if leads_there else target.filename
-    changed = set_default(host, choice)
-    entry = boot.read(host).next_boot()
-    if entry is None or entry.filename != target.filename:
-        set_default(host, roll.fallback.entry)
-        raise stop("boot.default_not_held", "loader.conf", _name(entry), target.filename)
-    how = f"default {choice}" if choice else "no explicit default, as before: the newest kernel boots"
-    return [f"{entry.filename} boots by itself ({how})"] if changed else []
+    lines = _make_default(loader, roll.fallback, target)
+    loader.remove_fallback()
+    booted = loader.read().next_boot()
+    if booted is None or booted.id != target.id:
+        # Menus that count their entries may have shifted when ours went.
+        lines = [*lines, *_make_default(loader, roll.fallback, target)]
+    return lines
 
 
-def undo(host: Host, roll: Roll) -> list[str]:
-    """Take back what the trial set: one-shot cleared, fallback the explicit default, read back."""
-    lines = ["one-shot boot entry cleared"] if clear_one_shot(host) else []
+def _make_default(loader: Loader, fallback: Fallback, target: BootEntry) -> list[str]:
+    """Set the first policy that leads to the target, and read back that it does; else the fallback stays."""
+    state = loader.read()
+    wanted = next(
+        (
+            policy
+            for policy in loader.policies(target, fallback.policy_before)
+            if (found := loader.would_boot(state, policy)) is not None and found.release == target.release
+        ),
+        loader.explicit(target),
+    )
+    changed = loader.set_default(wanted)
+    booted = loader.read().next_boot()
+    if booted is not None and booted.id != target.id and booted.release == target.release:
+        booted = target  # GRUB's first entry and the one in its submenu are the same kernel
+    if booted is None or booted.id != target.id:
+        held = loader.read().named(fallback.entry)
+        if held is not None:
+            loader.set_default(loader.explicit(held))
+        raise stop("boot.default_not_held", loader.name, _name(booted), target.id)
+    how = f"default {wanted}" if wanted else "no explicit default, as before: the newest kernel boots"
+    return [f"{target.id} boots by itself ({how})"] if changed else []
+
+
+def undo(host: Host, loader: Loader, roll: Roll) -> list[str]:
+    """Take back what the trial set: dead-man, one-shot; the fallback is the explicit default, read back."""
+    lines = ["one-shot boot entry cleared"] if clear_one_shot(loader) else []
     if roll.fallback is not None:
-        if set_default(host, roll.fallback.entry):
+        held = loader.read().named(roll.fallback.entry)
+        if held is not None and loader.set_default(loader.explicit(held)):
             lines.append(f"default set to {roll.fallback.entry}")
-        prove_default(boot.read(host), roll.fallback)
+        prove_default(loader.read(), roll.fallback)
+    return lines
+
+
+def like_before(host: Host, loader: Loader, roll: Roll) -> list[str]:
+    """On the old kernel, for good: arguments and options as they were, the old kernel's own entry the default.
+
+    The fallback's copy goes only where the loader's own entry boots the same command line again.
+    """
+    lines = restore_files(host, loader, roll)
+    if roll.fallback is None:
+        return lines
+    own = loader.read().entry(roll.running_before)
+    copy = loader.read().named(roll.fallback.entry)
+    if own is None or copy is None or own.id == copy.id:
+        return lines
+    if own.options.split() != copy.options.split() or boot.stale_copies(host, own, roll.running_before):
+        return [*lines, f"default stays {copy.id}: {own.id} boots other arguments or files than before the roll"]
+    loader.set_default(loader.explicit(own))
+    booted = loader.read().next_boot()
+    if booted is None or booted.id != own.id:
+        loader.set_default(loader.explicit(copy))
+        return [*lines, f"default stays {copy.id}: {own.id} did not become it"]
+    loader.remove_fallback()
+    return [*lines, f"default set to {own.id}, the fallback's copy removed"]
+
+
+def restore_files(host: Host, loader: Loader, roll: Roll) -> list[str]:
+    """Put back the files that the roll changed, where they are still as the roll wrote them."""
+    lines = []
+    refresh = False
+    for path, saved in sorted(roll.files_changed.items()):
+        now = host.read(path)
+        if now == saved.before:
+            continue
+        if now != saved.after:
+            lines.append(f"{path} was changed by somebody else since, and is left as it is")
+            continue
+        if saved.before is None:
+            host.remove(path)
+        else:
+            host.write_atomic(path, saved.before.encode())
+        refresh = refresh or loader.refreshes(path)
+        lines.append(f"{path} is as before the roll")
+    if refresh:
+        loader.arguments_like_before()
     return lines

@@ -17,6 +17,7 @@ from .host_io import Host
 from .rollfile import Roll, Workload
 
 LXC_FOLDER = "/var/lib/lxc"
+STOP_FOR_REBOOT_S = 60
 HOLD_FILE = "/var/lib/gpuhost/hold"
 HOLD_DROP_INS = tuple(
     f"/etc/systemd/system/{unit}.d/50-gpuhost-hold.conf" for unit in ("lxc.service", "lxc@.service")
@@ -197,6 +198,14 @@ def drain(host: Host, roll: Roll, timeout_s: int) -> tuple[Roll, list[str]]:
         raise
     states = tuple(replace(item, state="stopped") for item in roll.workloads)
     return replace(roll, workloads=states), [f"container {name} stopped" for name in stopped]
+
+
+def stop_for_reboot(host: Host, roll: Roll) -> list[str]:
+    """A clean stop of what the gate has started. It is not in service: one that hangs does not hold the host."""
+    try:
+        return drain(host, roll, STOP_FOR_REBOOT_S)[1]
+    except Stop as error:
+        return [f"{error.blocker.object}: {error.blocker.observed}; rebooting all the same"]
 
 
 def hand_back(host: Host, roll: Roll) -> tuple[Roll, list[str], list[Blocker]]:

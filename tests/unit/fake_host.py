@@ -45,6 +45,7 @@ class FakeHost(Host):
         self.broken: set[str] = set()
         self.packages: dict[str, tuple[str, str]] = {}
         self.archive: list[tuple[str, str, str]] = []
+        self.held: set[str] = set()
         self.dkms_fails = False
         self.rebooting = False
         self.boots: list[str] = []
@@ -105,6 +106,22 @@ class FakeHost(Host):
             there = super().remove(path)
         self._effect(f"remove {path}")
         return there
+
+    def rename(self, source: str, target: str) -> bool:
+        with mock.patch("os.fsync"):
+            there = super().rename(source, target)
+        self._effect(f"rename {source}")
+        return there
+
+    def _take_immutable_off(self, path: str) -> None:
+        """A plain file has no such flag."""
+
+    def link(self, path: str, target: str) -> bool:
+        with mock.patch("os.fsync"):
+            changed = super().link(path, target)
+        if changed:
+            self._effect(f"link {path}")
+        return changed
 
     def make_node(self, path: str, major: int, minor: int, mode: int = 0o666) -> None:
         self.nodes[path], self.node_modes[path] = (major, minor), mode

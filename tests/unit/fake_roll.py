@@ -14,7 +14,7 @@ from fake_tools import install_programs
 from fake_tree import CONTAINER, NEW, booted, lay_tree, set_variable
 
 import gpuhost
-from gpuhost import boot
+from gpuhost import loaders
 from gpuhost.documents import as_dict
 from gpuhost.errors import Stop
 from gpuhost.plan import Wishes, make_plan
@@ -107,25 +107,25 @@ def roll_of(host: FakeHost) -> Roll:
 
 def power_cycle(host: FakeHost) -> str:
     """Boot what the loader chooses, consume the one-shot, start what starts by itself; the release that came up."""
-    entry = boot.read(host).next_boot()
+    entry = loaders.of(host).read().next_boot()
     assert entry is not None
-    assert entry.version is not None
+    assert entry.release is not None
     set_variable(host, "LoaderEntryOneShot", None)
-    booted(host, entry.version, entry.options)
+    booted(host, entry.release, entry.options)
     host.rebooting = False
     host.running = set() if host.exists("/var/lib/gpuhost/hold") else {CONTAINER}
-    return entry.version
+    return entry.release
 
 
 def one_shot(host: FakeHost) -> str | None:
     """The one-shot that is set."""
-    return boot.read(host).one_shot
+    return loaders.of(host).read().one_shot
 
 
 def boots_by_itself(host: FakeHost) -> str | None:
     """The release that boots when there is no one-shot."""
-    entry = boot.read(host).next_boot(one_shot=False)
-    return entry.version if entry else None
+    entry = loaders.of(host).read().next_boot(one_shot=False)
+    return entry.release if entry else None
 
 
 def act(host: FakeHost, action: str, **given: Any) -> dict[str, Any]:

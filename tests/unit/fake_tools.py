@@ -111,7 +111,22 @@ def modinfo(host: FakeHost, argv: list[str]) -> Answer:
     return (1 if missing else 0), out, missing
 
 
+def apt_mark(host: FakeHost, argv: list[str]) -> Answer:
+    """``showhold``, ``hold NAME...``, ``unhold NAME...``."""
+    if argv[1] == "hold":
+        host.held |= set(argv[2:])
+    elif argv[1] == "unhold":
+        host.held -= set(argv[2:])
+    return 0, "".join(f"{name}\n" for name in sorted(host.held)) if argv[1] == "showhold" else "", ""
+
+
 def dpkg_query(host: FakeHost, argv: list[str]) -> Answer:
+    """``-W`` the packages, ``-S PATH`` the owner of a kernel's file."""
+    if argv[1] == "-S":
+        release = argv[2].removeprefix("/boot/vmlinuz-").removeprefix("/lib/modules/")
+        name = f"linux-image-{release}"
+        known = name in host.packages
+        return (0, f"{name}: {argv[2]}\n", "") if known else (1, "", f"dpkg-query: no path found matching {argv[2]}")
     return 0, "".join(f"{name}\t{version}\t{state} \n" for name, (version, state) in host.packages.items()), ""
 
 
@@ -190,4 +205,5 @@ PROGRAMS = {
     "dpkg": dpkg,
     "apt-cache": apt_cache,
     "apt-get": apt_get,
+    "apt-mark": apt_mark,
 }

@@ -10,7 +10,7 @@ from fake_host import FakeHost, Killed
 from fake_roll import debian_host, plan_of, prepared, roll_of, step
 from fake_tree import CMDLINE, ESP, MACHINE, NEW, NEW_ENTRY, OLD, OLD_ENTRY
 
-from gpuhost import boot, boot_config
+from gpuhost import boot_config, loaders, trial
 from gpuhost.boot_config import MODPROBE_FILE, MODPROBE_HEAD, render_modprobe, wanted_arguments, wanted_files
 from gpuhost.errors import Stop
 
@@ -24,35 +24,35 @@ def host(tmp_path: Path) -> FakeHost:
 
 
 def test_nothing_differs_where_everything_is_as_wanted(host: FakeHost) -> None:
-    assert wanted_files(host, {"panic": "30"}, NOTHING) == []
-    assert boot_config.needs_rebuild(host, NEW, {"panic": "30"}, []) == []
+    assert wanted_files(loaders.of(host), {"panic": "30"}, NOTHING) == []
+    assert boot_config.needs_rebuild(loaders.of(host), NEW, {"panic": "30"}, False) == []
 
 
 def test_an_argument_is_added_to_the_file(host: FakeHost) -> None:
-    (change,) = wanted_files(host, {"pcie_aspm": "off", "panic": "30"}, NOTHING)
+    (change,) = wanted_files(loaders.of(host), {"pcie_aspm": "off", "panic": "30"}, NOTHING)
     assert change.path == "/etc/kernel/cmdline"
     assert change.before == f"{CMDLINE} panic=30\n"
     assert change.after == f"{CMDLINE} panic=30 pcie_aspm=off\n"
 
 
 def test_arguments_are_flags_removed_and_kept(host: FakeHost) -> None:
-    (change,) = wanted_files(host, {"panic": None, "nomodeset": ""}, NOTHING)
+    (change,) = wanted_files(loaders.of(host), {"panic": None, "nomodeset": ""}, NOTHING)
     assert change.after == f"{CMDLINE} nomodeset\n"
 
 
 def test_no_wish_touches_nothing(host: FakeHost) -> None:
     host.put("/etc/kernel/cmdline", "# odd\nroot=x  quiet\n")
-    assert wanted_files(host, {}, NOTHING) == []
+    assert wanted_files(loaders.of(host), {}, NOTHING) == []
 
 
 def test_white_space_alone_is_no_difference(host: FakeHost) -> None:
     host.put("/etc/kernel/cmdline", "root=x panic=30")
-    assert wanted_files(host, {"panic": "30"}, NOTHING) == []
+    assert wanted_files(loaders.of(host), {"panic": "30"}, NOTHING) == []
 
 
 def test_a_missing_file_starts_from_the_booted_line_without_the_loaders_part(host: FakeHost) -> None:
     host.path("/etc/kernel/cmdline").unlink()
-    (change,) = wanted_files(host, {"panic": "30"}, NOTHING)
+    (change,) = wanted_files(loaders.of(host), {"panic": "30"}, NOTHING)
     assert change.before is None
     assert "initrd=" not in change.after
     assert change.after == f"{CMDLINE} systemd.machine_id={MACHINE} panic=30\n"
@@ -61,8 +61,8 @@ def test_a_missing_file_starts_from_the_booted_line_without_the_loaders_part(hos
 def test_a_line_without_root_is_refused(host: FakeHost) -> None:
     host.put("/etc/kernel/cmdline", "quiet\n")
     with pytest.raises(Stop) as caught:
-        wanted_files(host, {"panic": "30"}, NOTHING)
-    assert (caught.value.blocker.cause, caught.value.blocker.object) == ("input.invalid", "/etc/kernel/cmdline")
+        wanted_files(loaders.of(host), {"panic": "30"}, NOTHING)
+    assert (caught.value.blocker.cause, caught.value.blocker.object) == ("input.invalid", "kernel command line")
 
 
 @pytest.mark.parametrize("own", ["panic=5", "panic=-1"])
@@ -75,11 +75,11 @@ def test_a_panic_that_waits_for_ever_does_not_win() -> None:
 
 
 def test_module_options_are_one_file_of_ours(host: FakeHost) -> None:
-    (change,) = wanted_files(host, {}, HMM)
+    (change,) = wanted_files(loaders.of(host), {}, HMM)
     assert (change.path, change.before) == (MODPROBE_FILE, None)
     assert change.after == MODPROBE_HEAD + "options nvidia_uvm uvm_disable_hmm=1\n"
     boot_config.write(host, [change])
-    assert wanted_files(host, {}, HMM) == []
+    assert wanted_files(loaders.of(host), {}, HMM) == []
 
 
 def test_the_same_wish_gives_the_same_bytes() -> None:
@@ -90,20 +90,24 @@ def test_the_same_wish_gives_the_same_bytes() -> None:
 
 def test_options_that_are_no_longer_wanted_go(host: FakeHost) -> None:
     host.put(MODPROBE_FILE, render_modprobe(HMM))
-    assert [change.path for change in wanted_files(host, {}, NOTHING)] == [MODPROBE_FILE]
+    assert [change.path for change in wanted_files(loaders.of(host), {}, NOTHING)] == [MODPROBE_FILE]
 
 
 # --- rebuild
 
 
 def test_why_a_rebuild_is_needed(host: FakeHost) -> None:
-    assert boot_config.needs_rebuild(host, NEW, {"pcie_aspm": "off"}, []) == [f"{NEW_ENTRY} lacks pcie_aspm=off"]
+    assert boot_config.needs_rebuild(loaders.of(host), NEW, {"pcie_aspm": "off"}, False) == [
+        f"{NEW_ENTRY} lacks pcie_aspm=off"
+    ]
     host.put(MODPROBE_FILE, "x")
     host.aged(f"/boot/initrd.img-{NEW}", 60)
-    assert boot_config.needs_rebuild(host, NEW, {}, []) == [f"{MODPROBE_FILE} is newer than the initramfs"]
+    assert boot_config.needs_rebuild(loaders.of(host), NEW, {}, False) == [
+        f"{MODPROBE_FILE} is newer than the initramfs"
+    ]
     host.path(f"/boot/initrd.img-{NEW}").unlink()
     host.path(f"{ESP}/loader/entries/{NEW_ENTRY}").unlink()
-    assert boot_config.needs_rebuild(host, NEW, {}, []) == [
+    assert boot_config.needs_rebuild(loaders.of(host), NEW, {}, False) == [
         f"/boot/initrd.img-{NEW} does not exist",
         f"no boot entry for {NEW}",
     ]
@@ -112,20 +116,20 @@ def test_why_a_rebuild_is_needed(host: FakeHost) -> None:
 @pytest.mark.parametrize("file", ["linux", f"initrd.img-{NEW}"])
 def test_a_cut_copy_on_the_esp_is_a_reason(host: FakeHost, file: str) -> None:
     host.put(f"{ESP}/{MACHINE}/{NEW}/{file}", "cut")
-    assert boot_config.needs_rebuild(host, NEW, {}, []) != []
+    assert boot_config.needs_rebuild(loaders.of(host), NEW, {}, False) != []
 
 
 @pytest.mark.parametrize("there", [True, False])
 def test_the_rebuild_is_for_the_target_only(host: FakeHost, there: bool) -> None:
     if not there:
         host.path(f"/boot/initrd.img-{NEW}").unlink()
-    before = boot.fallback_hashes(host, boot.read(host), OLD)
-    boot_config.rebuild(host, NEW, 10)
+    before = trial.record_fallback(host, loaders.of(host), OLD, None).files
+    boot_config.rebuild(loaders.of(host), NEW, 10)
     assert host.ran("update-initramfs") == [["update-initramfs", "-u" if there else "-c", "-k", NEW]]
     assert host.ran("kernel-install") == [
         ["kernel-install", "add", NEW, f"/boot/vmlinuz-{NEW}", f"/boot/initrd.img-{NEW}"]
     ]
-    assert boot.fallback_hashes(host, boot.read(host), OLD) == before
+    assert trial.record_fallback(host, loaders.of(host), OLD, None).files == before
 
 
 @pytest.mark.parametrize(
@@ -134,7 +138,7 @@ def test_the_rebuild_is_for_the_target_only(host: FakeHost, there: bool) -> None
 def test_a_failing_tool_is_named_with_its_last_line(host: FakeHost, program: str, cause: str) -> None:
     host.programs[(program,)] = (1, "", "cp: No space left on device")
     with pytest.raises(Stop) as caught:
-        boot_config.rebuild(host, NEW, 10)
+        boot_config.rebuild(loaders.of(host), NEW, 10)
     blocker = caught.value.blocker
     assert (blocker.cause, blocker.observed) == (cause, "cp: No space left on device")
     assert blocker.object.startswith(program)
@@ -151,7 +155,7 @@ def test_a_second_run_changes_nothing(host: FakeHost) -> None:
     assert [item["before_header"] for item in first["diff"]] == ["/etc/kernel/cmdline", MODPROBE_FILE]
     again = step(host, "gpuhost_boot_config")
     assert (again["changed"], again["lines"], again["diff"]) == (False, [], [])
-    entry = boot.read(host).entry(NEW)
+    entry = loaders.of(host).read().entry(NEW)
     assert entry is not None
     assert "pcie_aspm=off" in entry.options
     assert "uvm_disable_hmm=1" in (host.read(f"{ESP}/{MACHINE}/{NEW}/initrd.img-{NEW}") or "")

@@ -18,6 +18,7 @@ from gpuhost.dkms import (
     first_error,
     is_nvidia_driver,
     is_ready,
+    others_not_built,
     parse_status,
     prove,
 )
@@ -178,6 +179,49 @@ def test_case_dkms_04_build_failed() -> None:
     proofs = evidence(target=target, status=status, module_files={}, vermagic={}, module_versions={})
     causes = {cause for _, cause in failed(proofs)}
     assert causes == {"dkms.not_built", "dkms.module_missing", "dkms.version_mismatch"}
+
+
+def test_case_dkms_04_the_other_modules_failure_is_told_apart() -> None:
+    running, target = "6.14.11-5-pve", "6.17.13-2-pve"
+    status = parse_status(
+        f"blksnap/6.0.3.1221, {running}, x86_64: installed\n"
+        f"nvidia-current-open/550.163.01, {running}, x86_64: installed\n"
+        "nvidia-current-open/550.163.01: added\n"
+        f"zfs/2.3.4, {running}, x86_64: installed\n"
+        f"zfs/2.3.5, {target}, x86_64: installed\n"
+        f"nvidia-fs/2.24.3, {running}, x86_64: installed\n"
+        f"nvidia-fs/2.24.3, {target}, x86_64: built\n"
+        "gdrdrv/2.5, 6.8.12-9-pve, x86_64: installed\n"
+    )
+    assert others_not_built(status, running, target) == ("blksnap/6.0.3.1221", "nvidia-fs/2.24.3")
+    assert others_not_built(status, target, running) == ()
+    assert others_not_built([], running, target) == ()
+
+
+def test_only_the_modules_that_the_host_needs() -> None:
+    """A driver that never built nvidia-peermem must not block."""
+    needed = ("nvidia", "nvidia-uvm")
+    files = {name: f"/lib/modules/{TARGET}/updates/dkms/{name}.ko" for name in needed}
+    proofs = evidence(module_files=files, modules=needed)
+    assert failed(proofs) == []
+    assert [proof.name for proof in proofs if proof.name.startswith("module ")] == [
+        "module nvidia",
+        "module nvidia-uvm",
+    ]
+    del files["nvidia-uvm"]
+    assert failed(evidence(module_files=files, modules=needed)) == [("module nvidia-uvm", "dkms.module_missing")]
+
+
+def test_precompiled_driver_needs_no_dkms() -> None:
+    proofs = evidence(status=[], build_dir_exists=False, needs_dkms=False)
+    assert failed(proofs) == []
+    assert proofs[0].name == "module nvidia"
+    missing = evidence(status=[], build_dir_exists=False, needs_dkms=False, module_files={})
+    assert {cause for _, cause in failed(missing)} == {"dkms.module_missing"}
+    versions = dict.fromkeys(NVIDIA_MODULES, VERSION) | {"nvidia-uvm": "570.86.16"}
+    assert failed(evidence(status=[], needs_dkms=False, module_versions=versions)) == [
+        ("version nvidia-uvm", "dkms.version_mismatch")
+    ]
 
 
 def test_one_module_missing() -> None:

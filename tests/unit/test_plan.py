@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from fake_roll import CONTROLLER, RUN_ID, debian_host, facts_of, plan_of, prepar
 from fake_tree import CONTAINER, ESP, NEW, NEW_ENTRY, OLD, OLD_ENTRY, add_archive, booted
 
 from gpuhost.documents import Plan
+from gpuhost.errors import blocker
 from gpuhost.plan import idle_outcome, make_plan
 
 Facts = dict[str, Any]
@@ -107,8 +109,11 @@ BLOCKERS: list[tuple[str, Callable[[Facts], None], dict[str, Any]]] = [
     ("trial.expired", _expired, {}),
     ("roll.other_target", _roll, {"target": "6.1"}),
     ("roll.file_unreadable", lambda f: f.update(roll_error="not a roll file"), {}),
-    ("loader.unsupported", lambda f: f["boot"].update(loader="unknown"), {}),
-    ("loader.unsupported", lambda f: f["boot"]["entries"][0].update(filename="debian-6.1.0-57-amd64+3-1.conf"), {}),
+    (
+        "loader.unsupported",
+        lambda f: f["boot"].update(problems=[asdict(blocker("loader.unsupported", "x", "GRUB"))]),
+        {},
+    ),
     ("boot.efi_default_set", lambda f: f["boot"].update(efi_default=OLD_ENTRY), {}),
     ("boot.foreign_one_shot", lambda f: f["boot"].update(one_shot=NEW_ENTRY), {}),
 ]
@@ -266,7 +271,7 @@ def test_a_rollback_before_any_trial_boot_expires_nothing(tmp_path: Path) -> Non
     host = debian_host(tmp_path)
     prepared(host)
     step(host, "gpuhost_boot_trial", action="boot_fallback")
-    step(host, "gpuhost_workload", state="handed_back", stage="rollback", sentence="rolled back by choice")
+    step(host, "gpuhost_boot_trial", action="come_back")
     assert "trial.expired" not in [item["cause"] for item in plan_of(host)["blockers"]]
 
 

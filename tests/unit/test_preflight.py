@@ -101,7 +101,6 @@ DEFECTS: dict[str, tuple[str, Callable[[FakeHost], None]]] = {
     "argument missing": (
         "boot.cmdline_missing", _text(f"{ESP}/loader/entries/{NEW_ENTRY}", entry_text(NEW, f"{CMDLINE} panic=30")),
     ),
-    "no bootctl": ("boot.no_bootctl", lambda host: host.programs.update({("bootctl",): (127, "", "none")})),
     "initramfs older than its options": ("boot.initramfs_missing", _old_initrd),
     "fallback's options changed": (
         "boot.fallback_changed", _text(f"{ESP}/loader/entries/{OLD_ENTRY}", entry_text(OLD, CMDLINE + " panic=30")),

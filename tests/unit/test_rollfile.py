@@ -124,14 +124,23 @@ def test_what_can_not_be_read_is_never_no_roll(data: bytes, host: FakeHost) -> N
 
 
 def test_a_newer_version_names_both_versions() -> None:
-    data = json.dumps({**json.loads(render(FULL)), "schema_version": 2}).encode()
+    data = json.dumps({**json.loads(render(FULL)), "schema_version": 3}).encode()
     with pytest.raises(Stop) as caught:
         parse(data)
     blocker = caught.value.blocker
     assert (blocker.cause, blocker.observed, blocker.expected) == (
-        "roll.file_unreadable", "written in version 2", "version 1",
+        "roll.file_unreadable", "written in version 3", "version 2",
     )  # fmt: skip
     assert ROLL_FILE in blocker.next_step
+
+
+def test_a_roll_of_the_version_before_is_read() -> None:
+    old = json.loads(render(FULL))
+    for name in ("files_changed", "kept_packages", "orders"):
+        del old[name]
+    old["trial"] = {name: old["trial"][name] for name in ("boots", "armed_at", "boot_id_before")}
+    found = parse(json.dumps({**old, "schema_version": 1}).encode())
+    assert (found.target, found.kept_packages, found.head.schema_version) == (FULL.target, (), 2)
 
 
 @pytest.mark.parametrize("state", ["Open", "", "opened", None])

@@ -156,7 +156,7 @@ CHECKS: list[tuple[str, dict[str, Any]]] = [
     ("gpuhost_boot_trial", {"action": "promote", "verdict": {"status": "pass", "kernel": NEW}}),
     ("gpuhost_boot_trial", {"action": "boot_fallback", "allowed": True}),
     ("gpuhost_workload", {"state": "handed_back"}),
-    ("gpuhost_workload", {"state": "handed_back", "stage": "rollback", "failed": True, "cause": "apt.failed"}),
+    ("gpuhost_boot_trial", {"action": "come_back", "failed": True, "cause": "apt.failed"}),
 ]
 WRITERS = {
     "systemctl",

@@ -21,7 +21,7 @@ from fake_roll import (
 )
 from fake_tree import CMDLINE, ESP, MACHINE, NEW, NEW_ENTRY, OLD, OLD_ENTRY, booted, set_variable
 
-from gpuhost import trial
+from gpuhost import return_service, systemd_boot
 from gpuhost.errors import Stop
 from gpuhost.rollfile import Trial, save
 
@@ -44,10 +44,16 @@ def test_the_fallback_is_held_and_read_back(host: FakeHost) -> None:
     fallback = roll_of(host).fallback
     assert fallback is not None
     assert (fallback.entry, fallback.release, fallback.policy_before) == (OLD_ENTRY, OLD, None)
-    assert (answer["diff"][0]["before"], answer["diff"][0]["after"]) == (  # type: ignore[index]
-        "timeout 3\nconsole-mode keep\n",
-        host.read(CONF),
-    )
+    assert roll_of(host).kept_packages == (f"linux-headers-{OLD}", f"linux-image-{OLD}")
+    assert host.held == set(roll_of(host).kept_packages)
+
+
+def test_check_mode_shows_what_holding_would_write(host: FakeHost) -> None:
+    answer = act(host, "hold", plan=plan_of(host), check=True)
+    (diff,) = answer["diff"]
+    assert (diff["path"] if "path" in diff else diff["after_header"]) == CONF
+    assert diff["after"] == f"timeout 3\nconsole-mode keep\ndefault {OLD_ENTRY}\n"
+    assert host.read(CONF) == "timeout 3\nconsole-mode keep\n"
 
 
 def test_holding_twice_changes_nothing_and_keeps_the_policy_that_was_found(host: FakeHost) -> None:
@@ -81,12 +87,11 @@ def test_no_entry_for_the_running_kernel_refuses_before_anything_is_written(host
     before = host.read_bytes(CONF)
     assert cause_of(host, "hold", plan=plan) == "boot.fallback_missing"
     assert host.read_bytes(CONF) == before
-    assert not host.exists("/var/lib/gpuhost/roll.json")
 
 
 def test_a_default_that_does_not_take_is_noticed(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(host)
-    monkeypatch.setattr(trial.systemd_boot, "with_default", lambda text, entry: text + "# lost\n")
+    monkeypatch.setattr(systemd_boot, "with_default", lambda text, entry: text + "# lost\n")
     assert cause_of(host, "hold", plan=plan) == "boot.default_not_held"
 
 
@@ -126,7 +131,10 @@ def test_the_roll_file_knows_before_the_one_shot_is_set(host: FakeHost) -> None:
     host.effects = []
     act(host, "boot", allowed=True)
     words = [effect.split()[0] for effect in host.effects]
-    assert words[:3] == ["write", "bootctl", "systemd-run"]
+    assert host.effects[0] == "write /var/lib/gpuhost/roll.json"
+    # dead-man and return service are there before the one-shot is
+    assert host.effects.index(f"write /etc/gpuhost/armed-{NEW}") < words.index("bootctl") < words.index("systemd-run")
+    assert host.exists(f"{return_service.LINK}") or host.path(return_service.LINK).is_symlink()
 
 
 def test_on_the_target_there_is_nothing_to_boot(host: FakeHost) -> None:
@@ -151,12 +159,19 @@ def test_no_entry_no_one_shot(host: FakeHost) -> None:
     assert (one_shot(host), host.rebooting, roll_of(host).trial.boots) == (None, False, 0)
 
 
-@pytest.mark.parametrize("answer", [(0, "", ""), (1, "", "Not booted with UEFI"), (127, "", "bootctl: not found")])
+@pytest.mark.parametrize("answer", [(0, "", ""), (1, "", "Not booted with UEFI")])
 def test_a_one_shot_that_does_not_take_reboots_nothing(host: FakeHost, answer: tuple[int, str, str]) -> None:
     prepared(host)
     host.programs["bootctl",] = answer
     cause_of(host, "boot", allowed=True)
     assert (one_shot(host), host.rebooting) == (None, False)
+
+
+def test_without_bootctl_the_variable_is_written_directly(host: FakeHost) -> None:
+    prepared(host)
+    host.programs["bootctl",] = (127, "", "bootctl: not found")
+    act(host, "boot", allowed=True)
+    assert (one_shot(host), host.rebooting) == (NEW_ENTRY, True)
 
 
 def test_a_reboot_that_systemd_refuses_takes_the_one_shot_back(host: FakeHost) -> None:
@@ -192,6 +207,14 @@ def test_the_old_kernel_is_no_proof(host: FakeHost) -> None:
     act(host, "boot", allowed=True)
     set_variable(host, "LoaderEntryOneShot", None)
     assert power_cycle(host) == OLD
+    assert cause_of(host, "prove") == "trial.expired"
+
+
+def test_a_third_kernel_is_no_proof(host: FakeHost) -> None:
+    prepared(host)
+    act(host, "boot", allowed=True)
+    booted(host, NEW)
+    host.put("/proc/sys/kernel/osrelease", "6.5.0-1-cloud-amd64\n")
     assert cause_of(host, "prove") == "trial.wrong_kernel"
 
 

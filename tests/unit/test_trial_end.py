@@ -18,11 +18,10 @@ from fake_roll import (
     power_cycle,
     prepared,
     roll_of,
-    step,
 )
 from fake_tree import ESP, MACHINE, NEW, NEW_ENTRY, OLD, OLD_ENTRY, set_variable
 
-from gpuhost import boot
+from gpuhost import loaders
 from gpuhost.errors import Stop
 
 CONF = f"{ESP}/loader/loader.conf"
@@ -56,7 +55,7 @@ def test_promote_restores_the_policy_where_it_boots_the_target(
     on_trial(host)
     act(host, "promote", verdict=PASSED)
     assert boots_by_itself(host) == NEW
-    assert boot.read(host).default == after
+    assert loaders.of(host).read().policy == after
     if before == after:
         assert host.read(CONF) == text
 
@@ -87,7 +86,7 @@ def test_a_promotion_that_an_efi_variable_beats_is_taken_back(host: FakeHost) ->
     on_trial(host)
     set_variable(host, "LoaderEntryDefault", OLD_ENTRY)
     assert cause_of(host, "promote", verdict=PASSED) == "boot.default_not_held"
-    assert boot.read(host).default == OLD_ENTRY
+    assert loaders.of(host).read().policy == OLD_ENTRY
 
 
 # --- back
@@ -107,11 +106,11 @@ def test_the_way_back_clears_the_one_shot_and_holds_the_fallback(host: FakeHost)
 def test_boot_fallback_reboots_only_out_of_the_trial(host: FakeHost) -> None:
     prepared(host)
     answer = act(host, "boot_fallback")
-    assert (answer["rebooting"], answer["trial_booted"], host.rebooting) == (False, False, False)
+    assert (answer["rebooting"], host.rebooting) == (False, False)
     act(host, "boot", allowed=True)
     power_cycle(host)
     answer = act(host, "boot_fallback", allowed=True)
-    assert (answer["rebooting"], answer["trial_booted"], host.rebooting) == (True, True, True)
+    assert (answer["rebooting"], host.rebooting) == (True, True)
     assert power_cycle(host) == OLD
 
 
@@ -130,7 +129,8 @@ def test_neither_way_reboots_the_controller_or_without_consent(host: FakeHost, a
 
 def test_boot_fallback_without_a_roll_takes_nothing_back(host: FakeHost) -> None:
     before = host.snapshot()
-    assert not act(host, "boot_fallback")["roll_open"]
+    assert not act(host, "boot_fallback")["changed"]
+    assert not act(host, "come_back")["changed"]
     assert host.snapshot() == before
 
 
@@ -144,7 +144,7 @@ def test_no_reboot_where_the_fallback_would_not_boot(host: FakeHost) -> None:
 def test_a_host_that_still_runs_the_trial_kernel_is_not_good_on_old(host: FakeHost) -> None:
     on_trial(host)
     with pytest.raises(Stop) as caught:
-        step(host, "gpuhost_workload", state="handed_back", stage="rollback", cause="gate.not_measured", sentence="x")
+        act(host, "come_back", failed=True, cause="gate.not_measured", sentence="x")
     assert caught.value.blocker.cause == "trial.wrong_kernel"
     assert roll_of(host).is_open
 
@@ -158,7 +158,7 @@ def test_the_policy_survives_a_roll_that_came_back(host: FakeHost) -> None:
     on_trial(host)
     act(host, "boot_fallback", allowed=True)
     power_cycle(host)
-    step(host, "gpuhost_workload", state="handed_back", stage="rollback", cause="gate.not_measured", sentence="x")
+    act(host, "come_back", failed=True, cause="gate.not_measured", sentence="x")
     prepared_again = plan_of(host, retry_trial=True)
     act(host, "hold", plan=prepared_again)
     fallback = roll_of(host).fallback
@@ -178,7 +178,9 @@ def test_a_promoted_host_that_runs_the_old_kernel_again_is_handed_back(host: Fak
     act(host, "promote", verdict=PASSED)
     set_variable(host, "LoaderEntryOneShot", OLD_ENTRY)  # somebody at the menu
     power_cycle(host)
-    assert act(host, "boot_fallback", allowed=True)["roll_open"]
+    assert not act(host, "boot_fallback", allowed=True)["rebooting"]
+    act(host, "come_back")
+    assert not roll_of(host).is_open
 
 
 def test_a_rerun_after_promote_keeps_the_promotion(host: FakeHost) -> None:

@@ -274,19 +274,19 @@ def test_a_host_that_was_not_promoted_is_not_handed_back_as_good(host: FakeHost)
 
 def test_a_failure_before_the_trial_leaves_the_roll_open(host: FakeHost) -> None:
     prepared(host)
-    answer = hand_back(host, stage="rollback", failed=True, cause="workload.not_stopped")
-    outcome = answer["gpuhost_documents"][0]  # type: ignore[index]
+    answer = step(host, "gpuhost_boot_trial", action="come_back", failed=True, cause="workload.not_stopped")
+    outcome = answer["gpuhost_documents"][0]
     assert (outcome["state"], outcome["cause"], outcome["exit_status"]) == ("stopped", "workload.not_stopped", 5)
     assert roll_of(host).is_open
 
 
 def test_a_failure_without_a_cause_leaves_it_open_too(host: FakeHost) -> None:
     prepared(host)
-    hand_back(host, stage="rollback", failed=True)
+    step(host, "gpuhost_boot_trial", action="come_back", failed=True)
     assert roll_of(host).is_open
 
 
 def test_a_choice_before_the_trial_closes_it(host: FakeHost) -> None:
     prepared(host)
-    hand_back(host, stage="rollback")
+    step(host, "gpuhost_boot_trial", action="come_back")
     assert (roll_of(host).state, roll_of(host).result) == ("closed", "rolled_back")

@@ -1,0 +1,212 @@
+"""The dead-man: a trial kernel that nobody looks after reboots by itself, and the loader's default is the old kernel.
+
+It needs no controller, no network and no Python: sh, systemd and coreutils. The arm file names exactly the trial kernel
+(``%v`` is ``uname -r``), because a dead-man that is armed without a name reboots the old kernel for ever, too (tried).
+All lies in /etc, which is on the root file system in emergency mode as well. Both units are wanted by sysinit,
+emergency and rescue: a plain timer never fires in emergency mode (tried).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .host_io import Host
+
+FOLDER = "/etc/gpuhost"
+SCRIPT = f"{FOLDER}/deadman"
+RENEWED = "/run/gpuhost/deadline"
+UNITS = ("gpuhost-deadman.service", "gpuhost-deadman-force.service")
+UNIT_FOLDER = "/etc/systemd/system"
+TARGETS = ("sysinit.target", "emergency.target", "rescue.target")
+DEADLINE_S, MAXIMUM_S, FORCE_AFTER_S = 900, 14400, 120
+"""Defaults, in seconds of uptime: the deadline, what renewals may bring it to, and how long a shutdown may take."""
+
+SCRIPT_TEXT = """#!/bin/sh
+# Managed by gpuhost while a kernel is on trial. Usage: deadman reboot|force [ROOT [PROGRAM]]; these two are for tests.
+mode=$1 root=${2:-} program=${3:-systemctl}
+release=$(uname -r)
+armed=$root/etc/gpuhost/armed-$release
+fired=$root/etc/gpuhost/fired-$release
+taken=$root/etc/gpuhost/taken-$release
+
+number() { # FILE KEY DEFAULT: the digits behind KEY=
+  found=$(sed -n "s/^$2=\\([0-9]\\{1,9\\}\\)\\$/\\1/p" "$1" 2>/dev/null | head -n 1)
+  echo "${found:-$3}"
+}
+
+uptime_s() {
+  read -r seconds rest <"$root/proc/uptime"
+  echo "${seconds%%.*}"
+}
+
+deadline=$(number "$armed" deadline_s 900)
+maximum=$(number "$armed" maximum_s 14400)
+after=$(number "$armed" force_after_s 120)
+[ "$mode" = force ] || after=0
+while :; do
+  [ -e "$taken" ] && exit 0
+  [ -e "$armed" ] || [ "$mode" = force ] || exit 0
+  [ -e "$armed" ] || [ -e "$fired" ] || exit 0
+  limit=$(number "$root/run/gpuhost/deadline" uptime_s "$deadline")
+  [ "$limit" -gt "$deadline" ] || limit=$deadline
+  [ "$limit" -lt "$maximum" ] || limit=$maximum
+  [ "$(uptime_s)" -ge $((limit + after)) ] && break
+  sleep 2
+done
+
+note="nobody renewed the deadline of $limit s, rebooted at $(uptime_s) s"
+# Of this and promote exactly one wins the rename. It also fails where the root is read-only: promote could not either.
+if [ "$mode" = reboot ] && ! mv "$armed" "$fired" 2>/dev/null; then
+  [ -e "$armed" ] || exit 0
+fi
+state=$(timeout 5 systemctl is-system-running 2>/dev/null)
+if [ "$mode" = reboot ]; then
+  echo "$note, system ${state:-unknown}" 2>/dev/null >"$fired"
+  sync
+fi
+[ -w "$root/dev/kmsg" ] && echo "gpuhost deadman ($mode): $note" >"$root/dev/kmsg"
+if [ "$mode" = reboot ]; then
+  exec "$program" reboot
+fi
+"$program" reboot --force --force
+sleep 10
+[ -n "$root" ] || echo b >/proc/sysrq-trigger
+"""
+
+UNIT_TEXTS = {
+    UNITS[0]: f"""# Managed by gpuhost while a kernel is on trial.
+[Unit]
+Description=gpuhost: back to the old kernel where nobody looks after the trial
+DefaultDependencies=no
+IgnoreOnIsolate=yes
+Conflicts=shutdown.target
+Before=shutdown.target
+ConditionPathExists={FOLDER}/armed-%v
+
+[Service]
+Type=simple
+ExecStart=/bin/sh {SCRIPT} reboot
+
+[Install]
+WantedBy={" ".join(TARGETS)}
+""",
+    # Without Conflicts=shutdown.target it lives on in a shutdown that hangs.
+    UNITS[1]: f"""# Managed by gpuhost while a kernel is on trial.
+[Unit]
+Description=gpuhost: force the way back where the shutdown hangs
+DefaultDependencies=no
+IgnoreOnIsolate=yes
+ConditionPathExists={FOLDER}/armed-%v
+
+[Service]
+Type=simple
+ExecStart=/bin/sh {SCRIPT} force
+
+[Install]
+WantedBy={" ".join(TARGETS)}
+""",
+}
+
+
+@dataclass(frozen=True)
+class DeadmanState:
+    """``armed_for`` is the kernel it watches, ``fired`` its last note, ``deadline_s`` seconds of uptime."""
+
+    installed: bool
+    armed_for: str | None
+    fired: str | None
+    deadline_s: int | None
+
+
+def install(host: Host) -> None:
+    """Put script, units and links on the host. The reboot that follows makes systemd read them."""
+    if host.read(SCRIPT) != SCRIPT_TEXT:
+        host.write_atomic(SCRIPT, SCRIPT_TEXT.encode(), 0o755)
+    for unit, text in UNIT_TEXTS.items():
+        path = f"{UNIT_FOLDER}/{unit}"
+        if host.read(path) != text:
+            host.write_atomic(path, text.encode())
+        for target in TARGETS:
+            host.link(f"{UNIT_FOLDER}/{target}.wants/{unit}", path)
+
+
+def arm(host: Host, release: str, deadline_s: int, maximum_s: int, force_after_s: int) -> None:
+    """Arm it for exactly this kernel. What an earlier trial has left goes first."""
+    for name in host.names(FOLDER):
+        if name.startswith(("armed-", "fired-", "taken-")):
+            host.remove(f"{FOLDER}/{name}")
+    text = f"deadline_s={deadline_s}\nmaximum_s={maximum_s}\nforce_after_s={force_after_s}\n"
+    host.write_atomic(f"{FOLDER}/armed-{release}", text.encode())
+
+
+def _setting(text: str, key: str, default: int) -> int:
+    found = re.search(rf"^{key}=(\d{{1,9}})$", text, re.MULTILINE)
+    return int(found[1]) if found else default
+
+
+def renew(host: Host, seconds: float | None = None) -> int | None:
+    """Move the deadline to so many seconds from now (None: the setting's), up to the maximum; the new one.
+
+    Does nothing, and gives None, where it is not armed for the running kernel.
+    """
+    release = host.read_line("/proc/sys/kernel/osrelease")
+    text = host.read(f"{FOLDER}/armed-{release}")
+    if text is None:
+        return None
+    wanted = _uptime_s(host) + (seconds if seconds is not None else _setting(text, "deadline_s", DEADLINE_S))
+    deadline = int(min(wanted, _setting(text, "maximum_s", MAXIMUM_S)))
+    now = _setting(host.read(RENEWED) or "", "uptime_s", 0)
+    if deadline > now:
+        host.write_atomic(RENEWED, f"uptime_s={deadline}\n".encode())
+    return max(deadline, now)
+
+
+def _uptime_s(host: Host) -> float:
+    return float((host.read_line("/proc/uptime") or "0").split()[0])
+
+
+def take(host: Host, release: str) -> bool:
+    """Promote's side of the lock: whether it is promote who decides. False where the dead-man has fired already."""
+    if host.rename(f"{FOLDER}/armed-{release}", f"{FOLDER}/taken-{release}"):
+        return True
+    return not host.exists(f"{FOLDER}/fired-{release}")
+
+
+def state(host: Host) -> DeadmanState:
+    """What is armed now."""
+    armed = next((name[6:] for name in host.names(FOLDER) if name.startswith("armed-")), None)
+    deadline = None
+    if armed is not None:
+        deadline = _setting(host.read(f"{FOLDER}/armed-{armed}") or "", "deadline_s", DEADLINE_S)
+        deadline = max(deadline, _setting(host.read(RENEWED) or "", "uptime_s", 0))
+    return DeadmanState(host.exists(SCRIPT), armed, fired(host), deadline)
+
+
+def fired(host: Host) -> str | None:
+    """The note of a dead-man that has fired; None where none has."""
+    for name in host.names(FOLDER):
+        if name.startswith("fired-"):
+            return host.read_line(f"{FOLDER}/{name}").splitlines()[0] or "it has fired"
+    return None
+
+
+def disarm(host: Host) -> list[str]:
+    """Take all of it away, running or not; a line where there was anything."""
+    if not host.exists(SCRIPT) and not host.names(FOLDER):
+        return []
+    # First the arm file: a dead-man that wakes up in between finds nothing to claim.
+    for name in host.names(FOLDER):
+        if name.startswith(("armed-", "fired-", "taken-")):
+            host.remove(f"{FOLDER}/{name}")
+    host.run(["systemctl", "stop", *UNITS], timeout_s=60)
+    for unit in UNITS:
+        for target in TARGETS:
+            host.remove(f"{UNIT_FOLDER}/{target}.wants/{unit}")
+            host.remove_empty_folder(f"{UNIT_FOLDER}/{target}.wants")
+        host.remove(f"{UNIT_FOLDER}/{unit}")
+    host.remove(SCRIPT)
+    host.remove(RENEWED)
+    host.remove_empty_folder(FOLDER)
+    host.run(["systemctl", "daemon-reload"], timeout_s=120)
+    return ["dead-man disarmed"]

@@ -1,0 +1,181 @@
+"""The way back: a host that runs its old kernel while a roll is open goes into service again.
+
+One implementation, two callers: the rollback stage of a controller, and ``gpuhost-return.service`` on the host itself,
+where no controller is there any more. Both hold the host's lock, so exactly one does the work, and the other reads what
+came of it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from . import check_runner, deadman, devices, gate, loaders, packages, return_service, steps, trial, workloads
+from .causes import BACK_ON_OLD, CAUSES, GOOD, NEEDS_PERSON, SAFE_STOP
+from .documents import Outcome, as_dict, make_head
+from .errors import Stop, stop
+from .host_io import Host
+from .rollfile import Roll, closed, load, save
+
+RECORD = "/var/lib/gpuhost/return.json"
+"""The documents of a way back that no controller watched; the next controller collects them."""
+DEVICE_CHECKS = ("device_access",)
+"""The part of the gate that the old kernel has to pass: it was good before, and only its devices have moved."""
+LOCK_S = 900
+"""Seconds to wait for the other caller, who may be starting containers."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why the roll goes back: ``failed`` is false where somebody chose it."""
+
+    failed: bool
+    cause: str | None
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Return:
+    """What came of it."""
+
+    roll: Roll
+    lines: tuple[str, ...]
+    documents: tuple[dict[str, Any], ...]
+
+
+def is_back(host: Host, roll: Roll) -> bool:
+    """Whether the trial was booted and the host runs its old kernel again."""
+    booted = roll.trial.boots > 0 and host.read_line(trial.BOOT_ID) != roll.trial.boot_id_before
+    return booted and host.read_line(trial.RUNNING) == roll.running_before
+
+
+def why(host: Host, roll: Roll) -> Reason:
+    """What is known of why the trial did not hold: the controller's word, else the dead-man's note, else the fact."""
+    if roll.trial.cause or roll.trial.sentence:
+        return Reason(bool(roll.trial.cause), roll.trial.cause, roll.trial.sentence)
+    note = deadman.fired(host)
+    running = host.read_line(trial.RUNNING)
+    if note:
+        return Reason(True, "trial.expired", f"{roll.target}: {note}")
+    return Reason(True, "trial.expired", f"{roll.target}: {running} runs again, and no dead-man has fired (a panic?)")
+
+
+def come_back(host: Host, roll: Roll, reason: Reason) -> Return:
+    """Bring the host into service on its old kernel, under the lock. Raises Stop where a person is needed.
+
+    In the order of what the users wait for: default and one-shot first (fast, and what a power cut would meet), then
+    nodes, rules, containers; then the device part of the gate; last the settings, which may take a loader's refresh.
+    """
+    name, run_id = roll.head.host, roll.head.run_id
+    running = host.read_line(trial.RUNNING)
+    if running != roll.running_before:
+        raise stop("trial.wrong_kernel", "uname -r", running, roll.running_before)
+    loader = loaders.of(host)
+    tried = roll.trial.boots > 0
+    documents: list[dict[str, Any]] = []
+    lines = trial.undo(host, loader, roll)
+    if tried:
+        found = devices.reconcile_host(
+            host, name, run_id, "apply" if roll.orders.presumed == "apply" else "report", False
+        )
+        documents.append(found.document)
+        lines += found.lines
+    roll, started, failed = workloads.hand_back(host, roll)
+    lines += started
+    if workloads.release(host):
+        lines.append("autostart hold lifted")
+    save(host, roll)
+    if failed:
+        raise Stop(failed[0], tuple(documents))
+    if tried and host.exists(check_runner.ARCHIVE):
+        documents += gate_devices(host, roll)
+    ends = tried or not reason.failed
+    if ends:
+        lines += trial.like_before(host, loader, roll)
+        lines += packages.unkeep(host, roll.kept_packages)
+    lines += deadman.disarm(host)
+    if ends:
+        lines += return_service.remove(host)
+    roll, outcome = _end(roll, reason)
+    save(host, roll)
+    return Return(roll, tuple(lines), (*documents, as_dict(outcome)))
+
+
+def gate_devices(host: Host, roll: Roll) -> list[dict[str, Any]]:
+    """Measure and judge the devices. Raises Stop with the gate's own cause where they do not answer."""
+    name, run_id = roll.head.host, roll.head.run_id
+    archive = host.read_bytes(check_runner.ARCHIVE) or b""
+    order = check_runner.Order(archive, list(DEVICE_CHECKS), roll.orders.python, roll.orders.timeout_s)
+    stale = devices.stale_by_container(host)
+    answers = {}
+    for target in check_runner.targets(host, list(roll.orders.targets)):
+        expected = check_runner.expected_gpus(host, target, roll.gpu_nodes_before)
+        answers[target] = {**check_runner.measure(host, target, order, expected), "stale": stale.get(target, [])}
+    result = gate.judge(name, run_id, roll.running_before, list(DEVICE_CHECKS), answers)
+    documents = [check_runner.document(name, run_id, answers), as_dict(result)]
+    if result.status != "pass":
+        text = f"the old kernel's devices do not answer: {result.sentence}"
+        failed = stop(result.cause or "gate.not_measured", name, text, "pass")
+        raise Stop(failed.blocker, tuple(documents))
+    return documents
+
+
+def _end(roll: Roll, reason: Reason) -> tuple[Roll, Outcome]:
+    """The roll's end: good on the old kernel, or stopped before the trial, where it stays open to be resumed."""
+    head = make_head("outcome", roll.head.host, roll.head.run_id)
+    why_not, sentence = reason.cause, reason.sentence
+    if roll.trial.boots == 0 and reason.failed:
+        why_not = why_not or "host.module_failed"
+        status = CAUSES[why_not].exit_status if why_not in CAUSES else SAFE_STOP
+        return roll, Outcome(head, "stopped", why_not, sentence, status)
+    if roll.trial.boots == 0:
+        return closed(roll, "rolled_back", None, sentence), Outcome(head, "good_on_old", None, sentence, GOOD)
+    status = BACK_ON_OLD if reason.failed else GOOD
+    return closed(roll, "good_on_old", why_not, sentence), Outcome(head, "good_on_old", why_not, sentence, status)
+
+
+def outcome_of(roll: Roll) -> Outcome:
+    """The outcome of a roll that the host has ended by itself, for the controller that comes later."""
+    head = make_head("outcome", roll.head.host, roll.head.run_id)
+    good = roll.result in ("good", "good_on_old", "rolled_back")
+    state = "good_on_old" if roll.result == "rolled_back" else roll.result or "needs_person"
+    status = (BACK_ON_OLD if roll.cause else GOOD) if good else NEEDS_PERSON
+    return Outcome(head, state, roll.cause, roll.sentence, status)
+
+
+def write_record(host: Host, documents: tuple[dict[str, Any], ...]) -> None:
+    """Keep the documents for the controller that comes later."""
+    host.write_atomic(RECORD, (json.dumps(list(documents), indent=2) + "\n").encode(), 0o600)
+
+
+def read_record(host: Host) -> list[dict[str, Any]]:
+    """What a way back without a controller has recorded; empty where there was none, or where it can't be read."""
+    text = host.read(RECORD)
+    try:
+        found = json.loads(text) if text else []
+    except ValueError:
+        return []
+    return [item for item in found if isinstance(item, dict)]
+
+
+def by_itself(host: Host) -> str:
+    """What ``gpuhost-return.service`` does at every boot while a roll is open; one line for the journal."""
+    roll = load(host)
+    if roll is None or not roll.is_open:
+        return "no roll is open"
+    if not is_back(host, roll):
+        return f"{host.read_line(trial.RUNNING)} runs, nothing to bring back"
+
+    def work(now: Roll) -> steps.Done:
+        found = come_back(host, now, why(host, now))
+        return steps.Done(found.roll, found.lines, documents=found.documents, changed=True)
+
+    params = {"host_name": roll.head.host, "run_id": roll.head.run_id}
+    try:
+        answer = steps.run_step(host, params, False, "rollback", "back into service by itself", work, wait_s=LOCK_S)
+    except Stop as error:
+        write_record(host, error.documents)
+        raise
+    write_record(host, tuple(answer["gpuhost_documents"]))
+    return "; ".join(answer["lines"])

@@ -1,0 +1,364 @@
+"""Plain GRUB, on UEFI or BIOS: /boot/grub/grub.cfg made by grub-mkconfig.
+
+``loaders.py`` does not offer it: no roll over it has been booted yet, so hosts with GRUB are still refused.
+
+update-grub rewrites every entry from one command line, so the running system gets an entry of its own for the time of a
+roll: ``gpuhost-fallback``, with copies of its kernel and initrd in /boot/gpuhost and with today's command line.
+
+The one-shot is GRUB's own ``next_entry`` where GRUB can write its environment block. On LVM, md, btrfs and ZFS it
+can't: ``grub-reboot`` says nothing, and the new kernel boots *every* time (tried). There the request lies in an environment
+file of ours on the ESP, and a snippet in grub.cfg obeys it only after it has seen that it could clear it.
+
+Files of ours: /etc/default/grub.d/zz-gpuhost.cfg (arguments, stays), zz-gpuhost-default.cfg (an explicit default),
+/etc/grub.d/42_gpuhost and /boot/gpuhost (during a roll), gpuhost/grubenv on the ESP (during a roll).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from . import boot, grub_config, grub_defaults, grub_env
+from .boot import FALLBACK_ID, BootEntry, BootState, FileChange
+from .boot_config import wanted_arguments
+from .documents import Blocker
+from .errors import blocker, stop
+from .host_io import Host
+
+CFG = "/boot/grub/grub.cfg"
+ENV = "/boot/grub/grubenv"
+DEFAULTS = "/etc/default/grub"
+DEFAULTS_D = "/etc/default/grub.d"
+ARGUMENTS = f"{DEFAULTS_D}/zz-gpuhost.cfg"
+DEFAULT = f"{DEFAULTS_D}/zz-gpuhost-default.cfg"
+SNIPPET = "/etc/grub.d/42_gpuhost"
+COPIES = "/boot/gpuhost"
+ESP_MOUNT_POINTS = ("/boot/efi", "/efi")
+ESP_ENV = "gpuhost/grubenv"
+UPDATE_S = 600
+
+SNIPPET_HEAD = """#!/bin/sh
+# Managed by gpuhost while a kernel upgrade is under way; see /var/lib/gpuhost/roll.json. It goes with the roll's end.
+exec tail -n +4 "$0"
+"""
+# The request is obeyed only where it could be cleared: on an ESP that can't be written the old kernel boots.
+ESP_ONE_SHOT = """
+insmod part_gpt
+insmod fat
+search --no-floppy --fs-uuid --set=gpuhost_esp {uuid}
+if [ -n "${{gpuhost_esp}}" ]; then
+  load_env --file=(${{gpuhost_esp}})/{env} gpuhost_next
+  if [ -n "${{gpuhost_next}}" ]; then
+    set gpuhost_entry="${{gpuhost_next}}"
+    set gpuhost_next=
+    save_env --file=(${{gpuhost_esp}})/{env} gpuhost_next
+    set gpuhost_next=unread
+    load_env --file=(${{gpuhost_esp}})/{env} gpuhost_next
+    if [ -z "${{gpuhost_next}}" ]; then
+      set default="${{gpuhost_entry}}"
+      set boot_once=true
+    fi
+  fi
+fi
+"""
+
+
+class Grub(boot.Loader):
+    """GRUB with its configuration in /boot/grub."""
+
+    name = "grub"
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self._by: str | None = None
+
+    # --- reading
+
+    def read(self) -> BootState:
+        config = self._config()
+        env = self._environment()
+        request = self._request(env)
+        default = self._default(config, env)
+        chosen = grub_config.resolve(config, request) if request else default
+        by = self.one_shot_by()
+        esp = self._esp()
+        problems: list[Blocker] = []
+        if not config.entries:
+            problems.append(blocker("grub.config_unreadable", CFG, "no entry in it", "entries of grub-mkconfig"))
+        if by is None:
+            problems.append(
+                blocker(
+                    "loader.no_one_shot",
+                    ENV,
+                    f"GRUB can't write here ({self._filesystem()}), and there is no ESP to keep the request on",
+                    "ext4 or vfat without LVM or md, or a mounted ESP",
+                )
+            )
+        if esp and boot.mounted_read_only(self.host, esp[0]) and by == "ESP":
+            problems.append(blocker("boot.esp_read_only", esp[0], "mounted read-only", "writable"))
+        return BootState(
+            loader=self.name,
+            esps=(esp[0],) if esp else (),
+            entries=tuple(self._entry(entry) for entry in config.entries if not entry.recovery),
+            policy=self._policy(config, env),
+            default_entry=default.id if default else None,
+            next_entry=chosen.id if chosen else None,
+            one_shot=request,
+            one_shot_by=by,
+            problems=tuple(problems),
+        )
+
+    def _config(self) -> grub_config.GrubConfig:
+        try:
+            return grub_config.parse(self.host.read(CFG) or "")
+        except ValueError as error:
+            raise stop("grub.config_unreadable", CFG, str(error), "what GRUB can read") from error
+
+    def _default(self, config: grub_config.GrubConfig, env: dict[str, str]) -> grub_config.GrubEntry | None:
+        """What boots without a one-shot. Raises Stop where a condition decides it that can't be known here."""
+        try:
+            return grub_config.next_boot(config, env, one_shot=False)
+        except ValueError as error:
+            raise stop("grub.default_undecided", CFG, str(error), "a default that can be read") from error
+
+    def _entry(self, entry: grub_config.GrubEntry) -> BootEntry:
+        text = f"linux {entry.linux} {entry.options}\ninitrd {' '.join(entry.initrd)}\n"
+        release = entry.release
+        linux, *initrd = (self._host_path(path) for path in (entry.linux or "", *entry.initrd))
+        if entry.id == FALLBACK_ID:
+            found = re.search(r"gpuhost fallback: (\S+)", entry.title[-1] if entry.title else "")
+            release = found[1] if found else None
+        return BootEntry(entry.id, release, CFG, linux, tuple(initrd), entry.options, text)
+
+    def _host_path(self, path: str) -> str:
+        """A path as GRUB has it (from the root of the file system that holds /boot) as the host's own."""
+        base = f"{COPIES}/" if f"/{os.path.basename(COPIES)}/" in path else "/boot/"
+        return base + path.rsplit("/", 1)[-1]
+
+    def _environment(self) -> dict[str, str]:
+        return self._read_env(ENV)
+
+    def _read_env(self, path: str) -> dict[str, str]:
+        data = self.host.read_bytes(path)
+        try:
+            return grub_env.parse(data) if data else {}
+        except ValueError as error:
+            raise stop("grub.environment_broken", path, str(error), "an environment block") from error
+
+    def _request(self, env: dict[str, str]) -> str | None:
+        """The one-shot that is set, in GRUB's own block or in ours."""
+        esp = self._esp()
+        ours = self._read_env(f"{esp[0]}/{ESP_ENV}").get("gpuhost_next") if esp else None
+        return ours or env.get("next_entry") or None
+
+    def _policy(self, config: grub_config.GrubConfig, env: dict[str, str]) -> str | None:
+        """The default as it is set: None for the first entry (GRUB_DEFAULT=0), ``saved:ID`` where GRUB remembers it."""
+        word = config.default_word
+        if word == "${saved_entry}":
+            return f"saved:{env.get('saved_entry', '')}"
+        return None if word in ("0", "", None) else word
+
+    def one_shot_by(self) -> str | None:
+        """``grubenv`` where GRUB can write its own block, ``ESP`` where ours has to do, None where neither can be."""
+        if self._by is None:
+            fs, abstraction = self._probe("fs"), self._probe("abstraction")
+            if grub_env.is_writable_by_grub(fs, abstraction):
+                self._by = "grubenv"
+            else:
+                self._by = "ESP" if self._esp() else ""
+        return self._by or None
+
+    def _probe(self, target: str) -> str:
+        result = self.host.run(["grub-probe", f"--target={target}", "/boot/grub"])
+        return result.stdout.strip() if result.rc == 0 else f"grub-probe: {result.last_line}"
+
+    def _filesystem(self) -> str:
+        return f"{self._probe('fs')} {self._probe('abstraction')}".strip()
+
+    def _esp(self) -> tuple[str, str] | None:
+        """(mount point, file system UUID) of the ESP, which is vfat and which GRUB can therefore write."""
+        fields = [line.split() for line in (self.host.read("/proc/mounts") or "").splitlines()]
+        for item in fields:
+            if len(item) > 3 and item[1] in ESP_MOUNT_POINTS and item[2] == "vfat":
+                device = os.path.basename(self.host.resolved(item[0]) or item[0])
+                for uuid in self.host.names("/dev/disk/by-uuid"):
+                    if os.path.basename(self.host.resolved(f"/dev/disk/by-uuid/{uuid}") or "") == device:
+                        return item[1], uuid
+        return None
+
+    # --- the default
+
+    def explicit(self, entry: BootEntry) -> str:
+        return entry.id
+
+    def policies(self, target: BootEntry, before: str | None) -> list[str | None]:
+        remembered = [f"saved:{target.id}"] if (before or "").startswith("saved:") else []
+        return [before, *remembered, self.explicit(target)]
+
+    def would_boot(self, state: BootState, policy: str | None) -> BootEntry | None:
+        config = self._config()
+        word = "0" if policy is None else policy.removeprefix("saved:")
+        found = grub_config.resolve(config, word or "0")
+        return state.named(found.id) if found else None
+
+    def default_change(self, policy: str | None) -> FileChange | None:
+        before = self.host.read(DEFAULT)
+        by_name = policy is not None and not policy.startswith("saved:") and policy != self._found_in_files()
+        after = grub_defaults.with_default(policy) if by_name and policy else None
+        return None if before == after else FileChange(DEFAULT, before, after)
+
+    def _found_in_files(self) -> str | None:
+        """GRUB_DEFAULT as the files have it without ours."""
+        return self._effective().default
+
+    def _effective(self) -> grub_defaults.Effective:
+        """The variables without our own files. Raises Stop for a file that can't be understood."""
+        try:
+            return grub_defaults.effective(self._default_files())
+        except ValueError as error:
+            raise stop("grub.defaults_not_understood", DEFAULTS, str(error), "plain assignments") from error
+
+    def _default_files(self) -> list[tuple[str, str]]:
+        names = [name for name in self.host.names(DEFAULTS_D) if name.endswith(".cfg")]
+        paths = [DEFAULTS, *(f"{DEFAULTS_D}/{name}" for name in names)]
+        return [(path, self.host.read(path) or "") for path in paths if path not in (ARGUMENTS, DEFAULT)]
+
+    def set_default(self, policy: str | None) -> bool:
+        changed = self._apply(self.default_change(policy))
+        if policy and policy.startswith("saved:") and self._environment().get("saved_entry", "") != policy[6:]:
+            argv = ["grub-set-default", policy[6:]] if policy[6:] else ["grub-editenv", ENV, "unset", "saved_entry"]
+            self._must(argv)
+            changed = True
+        config = self._config()
+        word = policy if policy and not policy.startswith("saved:") else None
+        if changed or (word is not None and config.default_word != word):
+            self.update()
+            return True
+        return False
+
+    def _apply(self, change: FileChange | None) -> bool:
+        if change is None:
+            return False
+        if change.after is None:
+            return self.host.remove(change.path)
+        self.host.write_atomic(change.path, change.after.encode())
+        return True
+
+    def _must(self, argv: list[str]) -> None:
+        result = self.host.run(argv, timeout_s=UPDATE_S)
+        if result.rc != 0:
+            raise stop("boot.loader_failed", " ".join(argv), result.last_line)
+
+    def update(self) -> None:
+        """Make grub.cfg again. Its exit status is not the proof: the caller reads what is in the file then."""
+        self._must(["update-grub"])
+        self.host.sync()
+
+    # --- the one-shot
+
+    def set_one_shot(self, entry: BootEntry) -> str:
+        esp = self._esp()
+        if self.one_shot_by() == "ESP" and esp:
+            if f"{ESP_ENV} gpuhost_next" not in (self.host.read(CFG) or ""):
+                return f"{CFG} has no snippet that reads {esp[0]}/{ESP_ENV}"
+            self._write_esp_env(esp[0], entry.id)
+            return ""
+        config = self._config()
+        if not (config.honours_next_entry and config.clears_next_entry):
+            return f"{CFG} does not read and clear next_entry"
+        result = self.host.run(["grub-reboot", entry.id])
+        return "" if result.rc == 0 else result.last_line
+
+    def _write_esp_env(self, esp: str, request: str) -> None:
+        self.host.write_atomic(f"{esp}/{ESP_ENV}", grub_env.render({"gpuhost_next": request}), None)
+
+    def clear_one_shot(self) -> str:
+        esp = self._esp()
+        if esp and self._read_env(f"{esp[0]}/{ESP_ENV}").get("gpuhost_next"):
+            self._write_esp_env(esp[0], "")
+        if not self._environment().get("next_entry"):
+            return ""
+        result = self.host.run(["grub-editenv", ENV, "unset", "next_entry"])
+        return "" if result.rc == 0 else result.last_line
+
+    # --- the fallback
+
+    def fallback_of(self, state: BootState, release: str) -> BootEntry | None:
+        return state.named(FALLBACK_ID)
+
+    def add_fallback(self, entry: BootEntry) -> bool:
+        """Copy kernel and initrd, write the snippet; not where the fallback of this kernel is there already."""
+        there = self.read().named(FALLBACK_ID)
+        if there is not None and there.release == entry.release:
+            return False
+        copies = [entry.linux, *entry.initrd]
+        for path in copies:
+            data = self.host.read_bytes(path)
+            if data is None:
+                raise stop("boot.fallback_missing", entry.id, f"{path} does not exist")
+            self.host.write_atomic(f"{COPIES}/{os.path.basename(path)}", data, 0o600)
+        if self.one_shot_by() == "ESP" and (esp := self._esp()) and not self.host.exists(f"{esp[0]}/{ESP_ENV}"):
+            self._write_esp_env(esp[0], "")
+        self.host.write_atomic(SNIPPET, self._snippet(entry).encode(), 0o755)
+        self.update()
+        return True
+
+    def _snippet(self, entry: BootEntry) -> str:
+        """The fallback's menu entry: the running kernel's own, with the paths of the copies."""
+        body = menuentry_body(self.host.read(CFG) or "", entry.id)
+        for path in (entry.linux, *entry.initrd):
+            name = os.path.basename(path)
+            folder = os.path.basename(COPIES)
+            body = re.sub(rf"(?<=/){re.escape(name)}(?=\s|$)", f"{folder}/{name}", body, flags=re.MULTILINE)
+        text = f"menuentry 'gpuhost fallback: {entry.release}' --id {FALLBACK_ID} {{\n{body}}}\n"
+        esp = self._esp()
+        if self.one_shot_by() == "ESP" and esp:
+            text += ESP_ONE_SHOT.format(uuid=esp[1], env=ESP_ENV)
+        return SNIPPET_HEAD + text
+
+    def remove_fallback(self) -> bool:
+        removed = self.host.remove(SNIPPET)
+        if removed:
+            self.update()
+        for name in self.host.names(COPIES):
+            removed = self.host.remove(f"{COPIES}/{name}") or removed
+        esp = self._esp()
+        if esp and self.host.remove(f"{esp[0]}/{ESP_ENV}"):
+            removed = True
+            self.host.remove_empty_folder(f"{esp[0]}/{os.path.dirname(ESP_ENV)}")
+        self.host.remove_empty_folder(COPIES)
+        return removed
+
+    # --- arguments and entries
+
+    def argument_changes(self, arguments: dict[str, str | None]) -> list[FileChange]:
+        before = self.host.read(ARGUMENTS)
+        found = self._effective()
+        wanted = wanted_arguments(f"{found.cmdline_linux} {found.cmdline_linux_default}", arguments)
+        after = grub_defaults.render_dropin(found, wanted) or None
+        return [] if before == after else [FileChange(ARGUMENTS, before, after)]
+
+    def refreshes(self, path: str) -> bool:
+        return path == ARGUMENTS
+
+    def make_entry(self, release: str, timeout_s: int) -> tuple[list[str], str]:
+        result = self.host.run(["update-grub"], timeout_s=timeout_s)
+        return ["update-grub"], "" if result.rc == 0 else result.last_line
+
+    def arguments_like_before(self) -> None:
+        self.update()
+
+
+def menuentry_body(text: str, entry_id: str) -> str:
+    """The lines between the braces of a menu entry, by the last part of its id path. Raises Stop where it is not there.
+
+    grub-mkconfig writes one statement a line, and a closing brace on a line of its own.
+    """
+    name = entry_id.rsplit(">", 1)[-1]
+    lines = text.splitlines(keepends=True)
+    for index, line in enumerate(lines):
+        if line.lstrip().startswith("menuentry ") and name in re.findall(r"'([^']*)'", line):
+            end = next((at for at in range(index + 1, len(lines)) if lines[at].strip() == "}"), None)
+            if end is not None:
+                return "".join(lines[index + 1 : end])
+    raise stop("boot.fallback_missing", entry_id, f"no menu entry in {CFG}")

@@ -1,0 +1,157 @@
+"""The way back, walked by the host itself or by a controller: in service, gated, settings as before, nothing left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from fake_host import FakeHost
+from fake_roll import (
+    act,
+    boots_by_itself,
+    cause_of,
+    debian_host,
+    on_trial,
+    plan_of,
+    power_cycle,
+    prepared,
+    roll_of,
+    step,
+)
+from fake_tree import CMDLINE, CONTAINER, NEW, OLD, PLAIN, set_variable
+
+from gpuhost import deadman, homecoming, loaders, return_service, status
+from gpuhost.errors import Stop
+
+HMM = {"nvidia-uvm": {"uvm_disable_hmm": "1"}}
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> FakeHost:
+    return debian_host(tmp_path)
+
+
+def came_back(host: FakeHost) -> None:
+    """The trial was booted, nobody was there, and the host runs its old kernel again."""
+    plan = plan_of(host, cmdline={"panic": "30", "pcie_aspm": "off"}, modprobe_options=HMM)
+    act(host, "hold", plan=plan)
+    step(host, "gpuhost_boot_config")
+    step(host, "gpuhost_workload", state="drained")
+    act(host, "boot", allowed=True)
+    assert [power_cycle(host), power_cycle(host)] == [NEW, OLD]
+
+
+def test_a_host_goes_back_into_service_by_itself(host: FakeHost) -> None:
+    came_back(host)
+    assert host.running == set()
+    homecoming.by_itself(host)
+    assert host.running == {CONTAINER, PLAIN}
+    roll = roll_of(host)
+    assert (roll.state, roll.result, roll.cause) == ("closed", "good_on_old", "trial.expired")
+    assert boots_by_itself(host) == OLD
+    assert status.as_lines(status.read(host))[1].startswith(f"last roll to {NEW}: good_on_old, trial.expired")
+
+
+def test_what_the_roll_had_set_is_as_before(host: FakeHost) -> None:
+    before = {path: host.read(path) for path in ("/etc/kernel/cmdline", "/etc/modprobe.d/gpuhost.conf")}
+    came_back(host)
+    assert "pcie_aspm=off" in (host.read("/etc/kernel/cmdline") or "")
+    homecoming.by_itself(host)
+    assert {path: host.read(path) for path in before} == before
+    assert host.held == set()
+    assert host.names("/etc/gpuhost") == []
+    assert not return_service.is_installed(host)
+    assert not host.exists("/var/lib/gpuhost/hold")
+
+
+def test_a_setting_that_somebody_changed_since_is_left_alone(host: FakeHost) -> None:
+    came_back(host)
+    host.put("/etc/kernel/cmdline", f"{CMDLINE} mine\n")
+    line = homecoming.by_itself(host)
+    assert "was changed by somebody else" in line
+    assert host.read("/etc/kernel/cmdline") == f"{CMDLINE} mine\n"
+
+
+@pytest.mark.parametrize("where", ["no roll", "prepared", "on trial", "closed"])
+def test_it_does_nothing_anywhere_else(host: FakeHost, where: str) -> None:
+    if where == "prepared":
+        prepared(host)
+    elif where == "on trial":
+        on_trial(host)
+    elif where == "closed":
+        came_back(host)
+        homecoming.by_itself(host)
+    before = host.snapshot()
+    homecoming.by_itself(host)
+    assert host.snapshot() == before
+
+
+def test_why_it_came_back_is_the_dead_mans_note(host: FakeHost) -> None:
+    came_back(host)
+    host.put(
+        f"{deadman.FOLDER}/fired-{NEW}", "nobody renewed the deadline of 900 s, rebooted at 901 s, system running\n"
+    )
+    homecoming.by_itself(host)
+    assert "nobody renewed the deadline of 900 s" in roll_of(host).sentence
+
+
+def test_the_controllers_own_cause_beats_the_guess(host: FakeHost) -> None:
+    on_trial(host)
+    act(host, "boot_fallback", allowed=True, failed=True, cause="lxc.stale_major", sentence="gpu-ct allows major 504")
+    assert power_cycle(host) == OLD
+    homecoming.by_itself(host)
+    assert (roll_of(host).cause, roll_of(host).sentence) == ("lxc.stale_major", "gpu-ct allows major 504")
+
+
+def test_a_controller_that_comes_later_reads_what_the_host_did(host: FakeHost) -> None:
+    came_back(host)
+    plan = roll_of(host).plan
+    homecoming.by_itself(host)
+    with pytest.raises(Stop) as caught:
+        act(host, "prove", plan=plan)
+    assert caught.value.blocker.cause == "trial.expired"
+    assert not act(host, "boot_fallback", plan=plan, failed=True)["changed"]
+    documents = act(host, "come_back", plan=plan, failed=True)["gpuhost_documents"]
+    kinds = [item["schema"] for item in documents]
+    assert {"gpuhost.reconcile", "gpuhost.roll", "gpuhost.outcome"} <= set(kinds)
+    assert documents[-1]["exit_status"] == 3
+
+
+def test_another_runs_closed_roll_is_none_of_its_business(host: FakeHost) -> None:
+    came_back(host)
+    plan = {**roll_of(host).plan, "run_id": "another"}
+    homecoming.by_itself(host)
+    assert act(host, "come_back", plan=plan, failed=True).get("gpuhost_documents") is None
+
+
+def test_a_container_that_does_not_start_leaves_the_roll_open_and_says_so(host: FakeHost) -> None:
+    came_back(host)
+    host.broken = {CONTAINER}
+    with pytest.raises(Stop) as caught:
+        homecoming.by_itself(host)
+    assert caught.value.blocker.cause == "workload.not_back"
+    assert host.running == {PLAIN}
+    assert roll_of(host).is_open
+    assert json.loads(host.read(homecoming.RECORD) or "[]")[-1]["schema"] == "gpuhost.roll"
+    host.broken = set()
+    homecoming.by_itself(host)
+    assert (roll_of(host).result, host.running) == ("good_on_old", {CONTAINER, PLAIN})
+
+
+def test_status_says_what_is_armed(host: FakeHost) -> None:
+    assert "no roll on record" in status.as_text(status.read(host))
+    prepared(host)
+    act(host, "boot", allowed=True)
+    text = status.as_text(status.read(host))
+    for part in ("one-shot armed", f"dead-man armed for {NEW}, deadline at 900 s", "return service", "is open"):
+        assert part in text
+
+
+def test_a_trial_that_never_left_the_loader_is_the_same(host: FakeHost) -> None:
+    prepared(host)
+    act(host, "boot", allowed=True)
+    set_variable(host, "LoaderEntryOneShot", None)
+    power_cycle(host)
+    assert cause_of(host, "prove") == "trial.expired"
+    assert loaders.of(host).read().one_shot is None
