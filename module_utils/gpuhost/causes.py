@@ -259,7 +259,7 @@ CAUSES: dict[str, Cause] = _registry(
     Cause(
         "driver.unsigned",
         "Secure Boot enforces signatures and a driver module has none.",
-        "Configure DKMS's signing key (mok_signing_key in /etc/dkms/framework.conf), then: dkms build --force -k TARGET",
+        "Set DKMS's signing key (mok_signing_key in /etc/dkms/framework.conf), then: dkms build --force -k TARGET",
     ),
     Cause(
         "driver.signer_not_enrolled",

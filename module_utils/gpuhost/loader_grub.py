@@ -6,8 +6,8 @@ update-grub rewrites every entry from one command line, so the running system ge
 roll: ``gpuhost-fallback``, with copies of its kernel and initrd in /boot/gpuhost and with today's command line.
 
 The one-shot is GRUB's own ``next_entry`` where GRUB can write its environment block. On LVM, md, btrfs and ZFS it
-can't: ``grub-reboot`` says nothing, and the new kernel boots *every* time (tried). There the request lies in an environment
-file of ours on the ESP, and a snippet in grub.cfg obeys it only after it has seen that it could clear it.
+can't: ``grub-reboot`` says nothing, and the new kernel boots *every* time (tried). There the request lies in a file of
+ours on the ESP, and a snippet in grub.cfg obeys it only after it has seen that it could clear it.
 
 Files of ours: /etc/default/grub.d/zz-gpuhost.cfg (arguments, stays), zz-gpuhost-default.cfg (an explicit default),
 /etc/grub.d/42_gpuhost and /boot/gpuhost (during a roll), gpuhost/grubenv on the ESP (during a roll).
