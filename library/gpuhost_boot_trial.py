@@ -34,6 +34,7 @@ options:
   keep_days: {description: Days that the old kernel's packages stay on hold., type: int, default: 14}
   orders: {description: What the host needs to go back into service by itself., type: dict, default: {}}
   failed: {description: 'The way back was not chosen, something failed.', type: bool, default: false}
+  roll: {description: 'With V(come_back): the roll that V(boot_fallback) found open.', type: str, default: ""}
   cause: {description: Cause code of what failed., type: str}
   sentence: {description: What failed., type: str, default: ""}
 author: gpuhost
@@ -66,6 +67,8 @@ from ansible.module_utils.gpuhost.errors import Stop, stop
 from ansible.module_utils.gpuhost.host_io import Host
 from ansible.module_utils.gpuhost.module import run_module
 from ansible.module_utils.gpuhost.rollfile import ReturnOrders, Roll, load, save
+
+BY_CHOICE = "rolled back by choice"
 
 
 def hold(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.Done:
@@ -111,7 +114,7 @@ def boot_trial(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> s
     boot_id = host.read_line(trial.BOOT_ID)
     if host.read_line(trial.RUNNING) == roll.target:
         return steps.Done(roll, answer={"rebooting": False, "boot_id": boot_id})
-    may_reboot(host, params)
+    trial.may_reboot(host, params["host_name"], params["allowed"], params["controller_boot_id"])
     trial.may_boot_trial(host, roll, params["retry_trial"])
     if check:
         return steps.Done(roll, (f"would reboot once into {roll.target}",), answer={"rebooting": False})
@@ -166,7 +169,7 @@ def promote(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> step
 def boot_fallback(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.Done:
     """Take the trial back, and leave its kernel where it runs. A promoted kernel is not left by itself."""
     running = host.read_line(trial.RUNNING)
-    answer = {"rebooting": False, "boot_id": host.read_line(trial.BOOT_ID)}
+    answer = {"rebooting": False, "boot_id": host.read_line(trial.BOOT_ID), "roll": roll.head.run_id}
     reboots = running != roll.running_before and not roll.is_promoted(running)
     if check:
         lines = [f"would reboot from {running} to {roll.running_before}"] if reboots else []
@@ -174,9 +177,11 @@ def boot_fallback(host: Host, params: dict[str, Any], check: bool, roll: Roll) -
     if roll.is_promoted(running):
         return steps.Done(roll, answer=answer)
     if reboots:
-        may_reboot(host, params)
-    if params["failed"] and roll.trial.boots:
-        cause, sentence = params["cause"] or "host.module_failed", params["sentence"]
+        trial.may_reboot(host, params["host_name"], params["allowed"], params["controller_boot_id"])
+    if roll.trial.boots:
+        # The host may be at the way back before the controller is there again, and has to know why.
+        cause = (params["cause"] or "host.module_failed") if params["failed"] else None
+        sentence = params["sentence"] or BY_CHOICE
         roll = replace(roll, trial=replace(roll.trial, cause=cause, sentence=sentence))
         save(host, roll)
     loader = loaders.of(host)
@@ -196,19 +201,11 @@ def come_back(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> st
         return steps.Done(roll)
     if check:
         return steps.Done(roll, (f"would go back into service on {roll.running_before}",))
-    reason = homecoming.Reason(params["failed"], params["cause"], params["sentence"] or "rolled back by choice")
+    reason = homecoming.Reason(params["failed"], params["cause"], params["sentence"] or BY_CHOICE)
     if homecoming.is_back(host, roll) and not params["failed"] and roll.trial.cause:
         reason = homecoming.why(host, roll)
     found = homecoming.come_back(host, roll, reason)
     return steps.Done(found.roll, found.lines, documents=found.documents)
-
-
-def may_reboot(host: Host, params: dict[str, Any]) -> None:
-    """Consent, and never the controller's own machine. Raises Stop."""
-    if not params["allowed"]:
-        raise stop("roll.reboot_not_allowed", params["host_name"], "host_reboot_allowed is not set", "true")
-    if host.read_line(trial.BOOT_ID) == params["controller_boot_id"].strip():
-        raise stop("roll.controller_on_target", params["host_name"], "has the controller's own boot id", "another")
 
 
 ACTIONS = {
@@ -225,8 +222,8 @@ AFTER_TRIAL = ("prove", "boot_fallback", "come_back")
 
 def ended_by_host(params: dict[str, Any], roll: Roll | None) -> Roll | None:
     """The roll that this run follows, where the host itself has ended it; else None."""
-    plan = params["plan"] or {}
-    ours = roll is not None and not roll.is_open and roll.trial.boots > 0 and roll.head.run_id == plan.get("run_id")
+    known = {(params["plan"] or {}).get("run_id"), params["roll"]}
+    ours = roll is not None and not roll.is_open and roll.trial.boots > 0 and roll.head.run_id in known
     return roll if ours and roll is not None and roll.result == "good_on_old" else None
 
 
@@ -287,6 +284,7 @@ def main() -> None:
         "keep_days": {"type": "int", "default": 14},
         "orders": {"type": "dict", "default": {}},
         "failed": {"type": "bool", "default": False},
+        "roll": {"type": "str", "default": ""},
         "cause": {"type": "str"},
         "sentence": {"type": "str", "default": ""},
     }

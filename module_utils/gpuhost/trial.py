@@ -83,6 +83,14 @@ def clear_own_one_shot(loader: Loader, roll: Roll) -> None:
     clear_one_shot(loader)
 
 
+def may_reboot(host: Host, name: str, allowed: bool, controller_boot_id: str) -> None:
+    """Consent, and never the controller's own machine. Raises Stop."""
+    if not allowed:
+        raise stop("roll.reboot_not_allowed", name, "host_reboot_allowed is not set", "true")
+    if host.read_line(BOOT_ID) == controller_boot_id.strip():
+        raise stop("roll.controller_on_target", name, "has the controller's own boot id", "another")
+
+
 def may_boot_trial(host: Host, roll: Roll, retry: bool) -> None:
     """Raises Stop(trial.expired) where this roll's trial boot is used up."""
     running = host.read_line(RUNNING)

@@ -118,6 +118,16 @@ def test_a_controller_that_comes_later_reads_what_the_host_did(host: FakeHost) -
     assert documents[-1]["exit_status"] == 3
 
 
+def test_a_rollback_by_choice_that_the_host_finishes_is_no_failure(host: FakeHost) -> None:
+    on_trial(host)
+    found = act(host, "boot_fallback", allowed=True)
+    assert power_cycle(host) == OLD
+    homecoming.by_itself(host)
+    assert (roll_of(host).result, roll_of(host).cause) == ("good_on_old", None)
+    answer = act(host, "come_back", roll=found["roll"])
+    assert answer["gpuhost_documents"][-1]["exit_status"] == 0
+
+
 def test_another_runs_closed_roll_is_none_of_its_business(host: FakeHost) -> None:
     came_back(host)
     plan = {**roll_of(host).plan, "run_id": "another"}
