@@ -46,7 +46,7 @@ def set_one_shot_variable(host: Host, entry_id: str) -> str:
     """Set LoaderEntryOneShot, by bootctl where there is one, else directly; what the tool said."""
     result = host.run(["bootctl", "set-oneshot", entry_id])
     if result.rc == 127:
-        data = systemd_boot.encode_efi_string(entry_id)
+        data = efi_variables.encode_efi_string(entry_id)
         return host.write_efi_variable(efi_variables.path(efi_variables.ONE_SHOT), data)
     return "" if result.rc == 0 else result.last_line
 

@@ -17,9 +17,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-#: NON_VOLATILE | BOOTSERVICE_ACCESS | RUNTIME_ACCESS: the 4 bytes in front of a variable in efivarfs.
-EFI_ATTRIBUTES = 7
-
 _SPACE = " \t"
 
 
@@ -287,20 +284,3 @@ def release_of(entry: Entry) -> str | None:
     parts = re.split(r"[/\\]", entry.linux or "")
     found = re.fullmatch(r"(?:vmlinuz|linux|kernel)-(.+)", parts[-1])
     return found[1] if found else (parts[-2] if len(parts) > 1 and parts[-2][:1].isdigit() else None)
-
-
-def decode_efi_string(data: bytes) -> str:
-    """Text of a variable read from efivarfs: 4 bytes of attributes, then UTF-16LE up to a NUL; ValueError otherwise."""
-    if len(data) < 4 or len(data) % 2:
-        raise ValueError(f"{len(data)} bytes are no EFI string variable (4 bytes of attributes, then UTF-16LE)")
-    try:
-        return data[4:].decode("utf-16-le").partition("\0")[0]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"the EFI variable holds no UTF-16LE text: {error}") from error
-
-
-def encode_efi_string(text: str) -> bytes:
-    """Bytes to write into efivarfs for a text: attributes 7, UTF-16LE, one NUL; ValueError where text holds a NUL."""
-    if "\0" in text:
-        raise ValueError("an EFI string cannot hold a NUL")
-    return EFI_ATTRIBUTES.to_bytes(4, "little") + (text + "\0").encode("utf-16-le")

@@ -17,7 +17,7 @@ from fake_tree import (
     kernel_of_package,
 )
 
-from gpuhost.systemd_boot import encode_efi_string
+from gpuhost.efi_variables import encode_efi_string
 
 
 def install_programs(host: FakeHost) -> None:

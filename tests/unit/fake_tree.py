@@ -9,7 +9,7 @@ from __future__ import annotations
 from fake_host import FakeHost
 
 from gpuhost.dkms import NVIDIA_MODULES
-from gpuhost.systemd_boot import encode_efi_string
+from gpuhost.efi_variables import encode_efi_string
 
 OLD = "6.1.0-57-cloud-amd64"
 NEW = "6.12.117+deb12-cloud-amd64"

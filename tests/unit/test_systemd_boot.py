@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuhost.efi_variables import decode_efi_string, encode_efi_string
 from gpuhost.systemd_boot import (
     Entry,
     compare_versions,
-    decode_efi_string,
     default_of,
-    encode_efi_string,
     entry_for,
     find,
     order,
