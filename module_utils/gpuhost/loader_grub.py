@@ -99,7 +99,12 @@ class Grub(boot.Loader):
         return BootState(
             loader=self.name,
             esps=(esp[0],) if esp else (),
-            entries=tuple(self._entry(entry) for entry in config.entries if not entry.recovery),
+            # The one in the submenu first: the top level's moves to another kernel with the next update-grub.
+            entries=tuple(
+                self._entry(entry)
+                for entry in sorted(config.entries, key=lambda item: ">" not in item.id)
+                if not entry.recovery
+            ),
             policy=self._policy(config, env),
             default_entry=default.id if default else None,
             next_entry=chosen.id if chosen else None,
