@@ -30,8 +30,8 @@ armed=$root/etc/gpuhost/armed-$release
 fired=$root/etc/gpuhost/fired-$release
 taken=$root/etc/gpuhost/taken-$release
 
-number() { # FILE KEY DEFAULT: the digits behind KEY=
-  found=$(sed -n "s/^$2=\\([0-9]\\{1,9\\}\\)\\$/\\1/p" "$1" 2>/dev/null | head -n 1)
+number() { # FILE KEY DEFAULT: the digits behind KEY=; a leading 0 would make them octal
+  found=$(sed -n "s/^$2=\\([1-9][0-9]\\{0,8\\}\\)\\$/\\1/p" "$1" 2>/dev/null | head -n 1)
   echo "${found:-$3}"
 }
 
@@ -55,23 +55,38 @@ while :; do
   sleep 2
 done
 
+# Of this and promote exactly one wins the rename, whichever of the two dead-men comes first.
+if ! mv "$armed" "$fired" 2>/dev/null; then
+  [ -e "$taken" ] && exit 0
+  # Still there: the root is read-only, and promote could not rename either. Fired: the other dead-man has it.
+  [ -e "$armed" ] || [ -e "$fired" ] || exit 0
+fi
 note="nobody renewed the deadline of $limit s, rebooted at $(uptime_s) s"
-# Of this and promote exactly one wins the rename. It also fails where the root is read-only: promote could not either.
-if [ "$mode" = reboot ] && ! mv "$armed" "$fired" 2>/dev/null; then
-  [ -e "$armed" ] || exit 0
-fi
-state=$(timeout 5 systemctl is-system-running 2>/dev/null)
 if [ "$mode" = reboot ]; then
-  echo "$note, system ${state:-unknown}" 2>/dev/null >"$fired"
-  sync
+  state=$(timeout -s KILL 5 systemctl is-system-running 2>/dev/null)
+  note="$note, system ${state:-unknown}"
+else
+  note="$note, forced"
 fi
-[ -w "$root/dev/kmsg" ] && echo "gpuhost deadman ($mode): $note" >"$root/dev/kmsg"
+# Added to the file, not written over it: a machine that dies here leaves no empty one.
+{ echo "$note" >>"$fired"; } 2>/dev/null
+[ -w "$root/dev/kmsg" ] && { echo "<2>gpuhost deadman ($mode): $note" >"$root/dev/kmsg"; } 2>/dev/null
 if [ "$mode" = reboot ]; then
-  exec "$program" reboot
+  # -i: since systemd 257 somebody's inhibitor lock refuses root's reboot as well.
+  until "$program" reboot -i || "$program" reboot --force; do sleep 5; done
+  exit 0
 fi
-"$program" reboot --force --force
-sleep 10
-[ -n "$root" ] || echo b >/proc/sysrq-trigger
+"$program" reboot --force --force & # it syncs first: a dead disk or NFS server hangs it for ever
+sleep 20
+echo b >"$root/proc/sysrq-trigger"
+"""
+
+# A full memory kills neither, and a shell that can't fork is started again. No journal: it may be what hangs.
+_SERVICE = """StandardOutput=null
+StandardError=null
+OOMScoreAdjust=-1000
+Restart=on-failure
+RestartSec=5
 """
 
 UNIT_TEXTS = {
@@ -82,12 +97,13 @@ DefaultDependencies=no
 IgnoreOnIsolate=yes
 Conflicts=shutdown.target
 Before=shutdown.target
+StartLimitIntervalSec=0
 ConditionPathExists={FOLDER}/armed-%v
 
 [Service]
 Type=simple
 ExecStart=/bin/sh {SCRIPT} reboot
-
+{_SERVICE}
 [Install]
 WantedBy={" ".join(TARGETS)}
 """,
@@ -97,12 +113,13 @@ WantedBy={" ".join(TARGETS)}
 Description=gpuhost: force the way back where the shutdown hangs
 DefaultDependencies=no
 IgnoreOnIsolate=yes
+StartLimitIntervalSec=0
 ConditionPathExists={FOLDER}/armed-%v
 
 [Service]
 Type=simple
 ExecStart=/bin/sh {SCRIPT} force
-
+{_SERVICE}
 [Install]
 WantedBy={" ".join(TARGETS)}
 """,
@@ -132,7 +149,9 @@ def install(host: Host) -> None:
 
 
 def arm(host: Host, release: str, deadline_s: int, maximum_s: int, force_after_s: int) -> None:
-    """Arm it for exactly this kernel. What an earlier trial has left goes first."""
+    """Arm it for exactly this kernel; what an earlier trial has left goes first. ValueError for impossible seconds."""
+    if not (1 <= deadline_s <= maximum_s < 10**9 and 1 <= force_after_s < 10**9):
+        raise ValueError(f"not in 1 <= {deadline_s} <= {maximum_s} < 10^9, or {force_after_s} is not in 1 to 10^9")
     for name in host.names(FOLDER):
         if name.startswith(("armed-", "fired-", "taken-")):
             host.remove(f"{FOLDER}/{name}")
@@ -141,7 +160,7 @@ def arm(host: Host, release: str, deadline_s: int, maximum_s: int, force_after_s
 
 
 def _setting(text: str, key: str, default: int) -> int:
-    found = re.search(rf"^{key}=(\d{{1,9}})$", text, re.MULTILINE)
+    found = re.search(rf"^{key}=([1-9][0-9]{{0,8}})$", text, re.MULTILINE)
     return int(found[1]) if found else default
 
 
@@ -178,35 +197,45 @@ def state(host: Host) -> DeadmanState:
     armed = next((name[6:] for name in host.names(FOLDER) if name.startswith("armed-")), None)
     deadline = None
     if armed is not None:
-        deadline = _setting(host.read(f"{FOLDER}/armed-{armed}") or "", "deadline_s", DEADLINE_S)
-        deadline = max(deadline, _setting(host.read(RENEWED) or "", "uptime_s", 0))
+        text = host.read(f"{FOLDER}/armed-{armed}") or ""
+        deadline = max(_setting(text, "deadline_s", DEADLINE_S), _setting(host.read(RENEWED) or "", "uptime_s", 0))
+        deadline = min(deadline, _setting(text, "maximum_s", MAXIMUM_S))
     return DeadmanState(host.exists(SCRIPT), armed, fired(host), deadline)
 
 
 def fired(host: Host) -> str | None:
-    """The note of a dead-man that has fired; None where none has."""
+    """The note of a dead-man that has fired; None where none has. A full disk leaves a file without a note."""
     for name in host.names(FOLDER):
         if name.startswith("fired-"):
-            return host.read_line(f"{FOLDER}/{name}").splitlines()[0] or "it has fired"
+            lines = (host.read(f"{FOLDER}/{name}") or "").splitlines()
+            # The file is the arm file under another name: its settings stand in front of the note.
+            return "; ".join(line for line in lines if not re.match(r"\w+_s=", line)) or "it has fired"
     return None
 
 
 def disarm(host: Host) -> list[str]:
-    """Take all of it away, running or not; a line where there was anything."""
-    if not host.exists(SCRIPT) and not host.names(FOLDER):
+    """Take all of it away, running or not; a line where there was anything. After a power cut it goes on."""
+    units = [f"{UNIT_FOLDER}/{unit}" for unit in UNITS]
+    links = [f"{UNIT_FOLDER}/{target}.wants/{unit}" for unit in UNITS for target in TARGETS]
+    if not (host.is_folder(FOLDER) or host.exists(RENEWED) or any(map(host.exists, units))):
         return []
-    # First the arm file: a dead-man that wakes up in between finds nothing to claim.
+    # First the arm file: a dead-man that wakes up in between finds nothing to claim, and ends.
     for name in host.names(FOLDER):
         if name.startswith(("armed-", "fired-", "taken-")):
             host.remove(f"{FOLDER}/{name}")
-    host.run(["systemctl", "stop", *UNITS], timeout_s=60)
-    for unit in UNITS:
-        for target in TARGETS:
-            host.remove(f"{UNIT_FOLDER}/{target}.wants/{unit}")
-            host.remove_empty_folder(f"{UNIT_FOLDER}/{target}.wants")
-        host.remove(f"{UNIT_FOLDER}/{unit}")
+    lines = ["dead-man disarmed", *_systemctl(host, ["stop", *UNITS])]
+    for path in (*links, *units, RENEWED):
+        host.remove(path)
+    for folder in (*(f"{UNIT_FOLDER}/{target}.wants" for target in TARGETS), "/run/gpuhost"):
+        host.remove_empty_folder(folder)
+    lines += _systemctl(host, ["daemon-reload"])
     host.remove(SCRIPT)
-    host.remove(RENEWED)
     host.remove_empty_folder(FOLDER)
-    host.run(["systemctl", "daemon-reload"], timeout_s=120)
-    return ["dead-man disarmed"]
+    return lines
+
+
+def _systemctl(host: Host, words: list[str]) -> list[str]:
+    """What systemd refused, as a line: without its arm file a dead-man does nothing, so it is no reason to stop."""
+    result = host.run(["systemctl", *words], timeout_s=120)
+    refused = result.rc not in (0, 5)  # 5: not loaded, as in the boot in which it was installed
+    return [f"systemctl {words[0]}: {result.last_line}"] if refused else []
