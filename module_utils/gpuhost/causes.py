@@ -312,6 +312,30 @@ CAUSES: dict[str, Cause] = _registry(
         "Compare /proc/cmdline with the boot entry.",
         BACK_ON_OLD,
     ),
+    Cause(
+        "reboot.hangs_in_shutdown",
+        "The host has not gone down for its reboot: it still answers with its old boot id.",
+        "Look at its console. host_reboot_sysrq: true lets gpuhost force it.",
+        NEEDS_PERSON,
+    ),
+    Cause(
+        "reboot.ssh_refused",
+        "The host is up after the reboot, but its ssh server refuses us.",
+        "Compare its host key (ssh-keygen -R HOST) and authorized_keys.",
+        NEEDS_PERSON,
+    ),
+    Cause(
+        "reboot.unit_failed",
+        "A unit that the GPU work or its containers rest on has failed after the boot.",
+        "systemctl status UNIT; journalctl -b -u UNIT",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "reboot.pve_not_ready",
+        "Proxmox's /etc/pve is not mounted or not quorate.",
+        "systemctl status pve-cluster corosync; pvecm status",
+        BACK_ON_OLD,
+    ),
     # --- devices in containers
     Cause(
         "lxc.stale_major",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from . import boot, cmdline, deadman
+from . import boot, cmdline, deadman, units
 from .boot import BootEntry, BootState, FileChange, Loader
 from .boot_config import wanted_arguments
 from .documents import utc_now
@@ -152,7 +152,7 @@ def clear_one_shot(loader: Loader) -> bool:
 
 
 def prove_booted(host: Host, roll: Roll) -> list[str]:
-    """Prove that the trial really booted: a new boot id, the release, the arguments. Returns what is seen."""
+    """Prove that the trial really booted: a new boot id, the release, the arguments, our units. What is seen."""
     boot_id = host.read_line(BOOT_ID)
     running = host.read_line(RUNNING)
     line = host.read_line("/proc/cmdline")
@@ -163,7 +163,12 @@ def prove_booted(host: Host, roll: Roll) -> list[str]:
     absent = cmdline.missing(line, wanted_arguments(line, roll.plan["cmdline"]))
     if absent:
         raise stop("trial.cmdline", "/proc/cmdline", f"lacks {' '.join(absent)}", "")
-    return [f"booted {running}, boot id {boot_id}", f"command line: {line}"]
+    proofs = [*units.prove_units(host), *units.prove_pve(host)]
+    for proof in proofs:
+        if not proof.ok:
+            raise stop(proof.cause or "reboot.unit_failed", proof.name, proof.observed, proof.expected, proof.next_step)
+    lines = [f"{proof.name}: {proof.observed}" for proof in proofs]
+    return [f"booted {running}, boot id {boot_id}", f"command line: {line}", *lines]
 
 
 def promote(host: Host, loader: Loader, roll: Roll) -> list[str]:

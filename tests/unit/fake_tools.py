@@ -194,7 +194,7 @@ PROGRAMS = {
     "lxc-start": lxc_start,
     "lxc-stop": lxc_stop,
     "bootctl": bootctl,
-    "systemctl": lambda host, argv: (0, "", ""),
+    "systemctl": lambda host, argv: (0, "running\n" if argv[1] == "is-system-running" else "", ""),
     "systemd-run": systemd_run,
     "kernel-install": kernel_install,
     "update-initramfs": update_initramfs,

@@ -225,6 +225,15 @@ def test_the_same_boot_is_no_proof(host: FakeHost) -> None:
     assert cause_of(host, "prove") == "trial.wrong_kernel"
 
 
+def test_a_unit_of_ours_that_failed_is_no_proof_and_any_other_is_none(host: FakeHost) -> None:
+    on_trial(host)
+    host.programs["systemctl", "is-system-running"] = (1, "degraded\n", "")
+    host.programs["systemctl", "list-units"] = (0, "getty@tty7.service loaded failed failed Getty\n", "")
+    assert "degraded" in " ".join(act(host, "prove")["lines"])
+    host.programs["systemctl", "list-units"] = (0, "nvidia-persistenced.service loaded failed failed NVIDIA\n", "")
+    assert cause_of(host, "prove") == "reboot.unit_failed"
+
+
 def test_a_command_line_without_our_argument_is_no_proof(host: FakeHost) -> None:
     prepared(host)
     act(host, "boot", allowed=True)
