@@ -9,6 +9,7 @@ from pathlib import Path
 from . import guest, lifecycle
 from .errors import LabError
 from .image import ensure_image
+from .image_recipe import Loader
 from .image_root import customize
 from .machine import known
 
@@ -21,7 +22,8 @@ EXIT_INTERRUPTED = 130
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpuhost_lab", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("image", help="build the base image if it is not there; print its folder")
+    image = commands.add_parser("image", help="build the base image if it is not there; print its folder")
+    image.add_argument("--loader", type=Loader, choices=list(Loader), default=Loader.SYSTEMD_BOOT)
     commands.add_parser("status", help="list machines and snapshots")
     texts = {
         "up": "make a machine, boot it, wait for ssh, write the inventory",
@@ -36,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     for each in named.values():
         each.add_argument("--name", required=True)
     named["up"].add_argument("--from", dest="origin", metavar="SNAPSHOT")
+    named["up"].add_argument("--loader", type=Loader, choices=list(Loader), help="systemd-boot where nothing is said")
     named["up"].add_argument("--memory-mib", type=int, default=lifecycle.MEMORY_LIMIT_MIB)
     named["up"].add_argument("--no-workload", dest="workload", action="store_false")
     named["save"].add_argument("--as", dest="snapshot", required=True, metavar="SNAPSHOT")
@@ -45,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     forget.add_argument("--snapshot", required=True)
     hidden = commands.add_parser("customize")
     hidden.add_argument("root", type=Path)
+    hidden.add_argument("loader", type=Loader)
     hidden.add_argument("public_key", type=Path)
     return parser
 
@@ -53,17 +57,23 @@ def _dispatch(options: argparse.Namespace) -> int:
     """Run one command; gives back the exit status."""
     match options.command:
         case "image":
-            print(ensure_image().folder)
+            print(ensure_image(options.loader).folder)
         case "status":
             print(lifecycle.status())
         case "up":
-            lifecycle.up(options.name, origin=options.origin, memory_mib=options.memory_mib, workload=options.workload)
+            lifecycle.up(
+                options.name,
+                origin=options.origin,
+                loader=options.loader,
+                memory_mib=options.memory_mib,
+                workload=options.workload,
+            )
         case "save":
             print(lifecycle.save(options.name, options.snapshot))
         case "forget":
             lifecycle.forget(options.snapshot)
         case "customize":
-            customize(options.root, options.public_key.read_text())
+            customize(options.root, options.loader, options.public_key.read_text())
         case "ssh":
             argv = guest.ssh_argv(known(options.name), options.argv, options.user)
             # no limit: a person's own command, ended by ctrl-C

@@ -16,12 +16,13 @@ from typing import IO
 
 from .command import heartbeat, run, run_logged, say
 from .errors import LabError
-from .image_disk import build_disk, build_variables
-from .image_recipe import recipe_hash
+from .image_disk import build_disk, build_lvm_disks, build_variables, convert
+from .image_grub import install_grub
+from .image_recipe import Loader, recipe_hash
 from .image_root import bootstrap
 from .paths import cache_root
 
-# The image in use and the one before it, for a look back.
+# Of each loader: the image in use and the one before it, for a look back.
 KEPT_IMAGES = 2
 # Measured 35 s: kernel, headers, seven modules.
 CUSTOMIZE_EXPECTED_S = 45
@@ -82,20 +83,20 @@ def _wait_for_lock(lock: IO[str], path: Path) -> None:
         time.sleep(0.2)
 
 
-def ensure_image() -> Image:
-    """The image for the present sources, built if it is not there."""
+def ensure_image(loader: Loader) -> Image:
+    """The loader's image for the present sources, built if it is not there."""
     cache = cache_root()
-    name = recipe_hash()
+    name = recipe_hash(loader)
     image = Image(cache / name)
     with locked(cache / "build.lock"):
         if not (image.folder / "complete").exists():
-            _build(image)
-            _prune(cache, keep=name)
+            _build(image, loader)
+            _prune(cache, loader, keep=name)
     os.utime(image.folder)
     return image
 
 
-def _build(image: Image) -> None:
+def _build(image: Image, loader: Loader) -> None:
     if os.geteuid() != 0:
         raise LabError("building the lab image needs root (chroot, file ownership): run it with sudo")
     started = time.monotonic()
@@ -105,21 +106,22 @@ def _build(image: Image) -> None:
         log = image.folder.parent / "build.log"
         log.unlink(missing_ok=True)
         root = work / "root"
-        bootstrap(root, log)
+        bootstrap(root, loader, log)
         target = Image(work / "image")
         _create_key(target)
         run_logged(
             [
                 *("unshare", "--mount", "--propagation", "private"),
-                *(sys.executable, "-m", "gpuhost_lab", "customize", str(root), str(target.private_key) + ".pub"),
+                *(sys.executable, "-m", "gpuhost_lab", "customize", str(root), loader),
+                str(target.private_key) + ".pub",
             ],
             step="kernel, driver and container",
             log=log,
             timeout_s=CUSTOMIZE_LIMIT_S,
             expected_s=CUSTOMIZE_EXPECTED_S,
         )
-        with heartbeat("disk image", DISK_EXPECTED_S):
-            _collect(work, target)
+        _write_disk(work, target, loader, log)
+        _collect(work, target, loader)
         if image.folder.exists():
             shutil.rmtree(image.folder)
         target.folder.rename(image.folder)
@@ -133,13 +135,25 @@ def _create_key(target: Image) -> None:
     )
 
 
-def _collect(work: Path, target: Image) -> None:
-    """Disk, variables and what is known about them; `complete` comes last."""
+def _write_disk(work: Path, target: Image, loader: Loader, log: Path) -> None:
+    """The disk with all that it boots by."""
+    root, raw, source = work / "root", work / "disk.raw", work / "root.raw"
+    with heartbeat("disk image", DISK_EXPECTED_S):
+        if loader is Loader.GRUB_LVM:
+            build_lvm_disks(root, raw, source)
+        else:
+            build_disk(root, raw)
+    if loader is not Loader.SYSTEMD_BOOT:
+        install_grub(root, raw, source if loader is Loader.GRUB_LVM else None, log)
+    convert(raw, target.disk)
+
+
+def _collect(work: Path, target: Image, loader: Loader) -> None:
+    """Variables and what is known about the image; `complete` comes last."""
     name = "ssh_host_ed25519_key.pub"
     shutil.copy2(work / "root/etc/ssh" / name, target.folder / name)
-    build_disk(work / "root", target.disk)
     build_variables(target.variables)
-    about = {"kernel_release": (work / "kernel-release").read_text()}
+    about = {"kernel_release": (work / "kernel-release").read_text(), "loader": loader}
     (target.folder / "complete").write_text(json.dumps(about) + "\n")
 
 
@@ -155,12 +169,19 @@ def _is_used(folder: Path) -> bool:
     return any(Path(note.read_text()).exists() for note in (folder / "users").glob("*"))
 
 
-def _prune(cache: Path, keep: str) -> None:
-    """Remove all but the newest images and those in use, and what a killed build left behind."""
+def _loader_of(folder: Path) -> str:
+    """Which loader an image boots by; images from before there were several do not say it."""
+    about = json.loads((folder / "complete").read_text())
+    return str(about.get("loader", Loader.SYSTEMD_BOOT))
+
+
+def _prune(cache: Path, loader: Loader, keep: str) -> None:
+    """Remove all but the loader's newest images and those in use, and what a killed build left behind."""
     for path in cache.glob(".build-*"):
         shutil.rmtree(path, ignore_errors=True)
-    images = sorted((p for p in cache.iterdir() if (p / "complete").exists()), key=lambda p: p.stat().st_mtime)
-    old = [path for path in images if path.name != keep][: -(KEPT_IMAGES - 1)]
+    images = (path for path in cache.iterdir() if (path / "complete").exists() and _loader_of(path) == loader)
+    by_age = sorted(images, key=lambda path: path.stat().st_mtime)
+    old = [path for path in by_age if path.name != keep][: -(KEPT_IMAGES - 1)]
     for path in old:
         if not _is_used(path):
             say(f"remove old image {path}")

@@ -13,7 +13,15 @@ from pathlib import Path
 from .apt_sources import SUITE, apt_settings, archives, for_guest, render_deb822
 from .command import run, run_logged, say
 from .errors import LabError
-from .image_recipe import DRIVER_NAME, DRIVER_VERSION, KERNEL_META, KERNEL_SERIES, PACKAGES
+from .image_recipe import (
+    DRIVER_NAME,
+    DRIVER_VERSION,
+    KERNEL_META,
+    KERNEL_SERIES,
+    Loader,
+    packages,
+    rootfs_folders,
+)
 from .paths import SOURCES
 
 # Measured: 54 s on two cores with a mirror nearby; a slow mirror takes several times that.
@@ -49,7 +57,7 @@ CONTAINER_LINKS = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib6
 CONTAINER_FOLDERS = ("dev", "proc", "sys", "usr", "tmp", "run", "var/tmp", "var/lib", "root")
 
 
-def bootstrap(root: Path, log: Path) -> None:
+def bootstrap(root: Path, loader: Loader, log: Path) -> None:
     """mmdebstrap the suite with the packages, apt lists kept."""
     sources = root.parent / "build.sources"
     sources.write_text(render_deb822(archives()))
@@ -62,7 +70,7 @@ def bootstrap(root: Path, log: Path) -> None:
             "--mode=root",
             "--skip=cleanup/apt",
             f"--aptopt={settings}",
-            f"--include={','.join(PACKAGES)}",
+            f"--include={','.join(packages(loader))}",
             SUITE,
             str(root),
             str(sources),
@@ -74,10 +82,12 @@ def bootstrap(root: Path, log: Path) -> None:
     )
 
 
-def customize(root: Path, public_key: str) -> None:
+def customize(root: Path, loader: Loader, public_key: str) -> None:
     """Everything after the bootstrap; needs a private mount namespace."""
     _mount_kernel_folders(root)
-    shutil.copytree(SOURCES / "rootfs", root, dirs_exist_ok=True, symlinks=True)
+    for folder in rootfs_folders(loader):
+        shutil.copytree(folder, root, dirs_exist_ok=True, symlinks=True)
+    (root / "boot/efi").mkdir(exist_ok=True)
     release = _install_kernel(root)
     _install_stub(root, release)
     _create_users(root, public_key)
@@ -85,7 +95,8 @@ def customize(root: Path, public_key: str) -> None:
     for unit in ENABLED_UNITS:
         _chroot(root, "systemctl", "enable", "--quiet", unit)
     _chroot(root, "systemctl", "mask", "--quiet", *MASKED_UNITS)
-    _write_esp(root, release)
+    if loader is Loader.SYSTEMD_BOOT:
+        _write_esp(root, release)
     _finish(root)
     (root.parent / "kernel-release").write_text(release)
 

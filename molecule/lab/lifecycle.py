@@ -8,6 +8,7 @@ from . import guest, inventory, qemu
 from .command import heartbeat, say
 from .errors import LabError
 from .image import Image, ensure_image, locked, register_user
+from .image_recipe import Loader
 from .machine import (
     Machine,
     Settings,
@@ -37,7 +38,7 @@ def _lock_file() -> Path:
     return state_root() / "state.lock"
 
 
-def up(name: str, *, origin: str | None, memory_mib: int, workload: bool) -> Machine:
+def up(name: str, *, origin: str | None, loader: Loader | None, memory_mib: int, workload: bool) -> Machine:
     """A running, reachable machine; a new one, unless it is up already."""
     new = machine(name)
     if new.folder.exists():
@@ -46,7 +47,7 @@ def up(name: str, *, origin: str | None, memory_mib: int, workload: bool) -> Mac
         say(f"{name} is up already")
         guest.wait_for_boot(new)
     else:
-        _create(new, origin, memory_mib)
+        _create(new, origin, loader, memory_mib)
         boot(new)
         flags = ["--workload"] if workload else []
         with heartbeat(f"{name}: set the name" + (" and start gpu-ct" if workload else ""), INTRODUCE_EXPECTED_S):
@@ -55,11 +56,13 @@ def up(name: str, *, origin: str | None, memory_mib: int, workload: bool) -> Mac
     return new
 
 
-def _create(new: Machine, origin: str | None, memory_mib: int) -> None:
+def _create(new: Machine, origin: str | None, loader: Loader | None, memory_mib: int) -> None:
     """The machine's folder with overlays, keys and settings."""
     if memory_mib > MEMORY_LIMIT_MIB:
         raise LabError(f"{memory_mib} MiB asked for, {MEMORY_LIMIT_MIB} MiB is the most")
-    source = snapshot_folder(origin) if origin else ensure_image().folder
+    if origin and loader:
+        raise LabError(f"snapshot {origin} has its boot loader already: leave out --loader {loader}")
+    source = snapshot_folder(origin) if origin else ensure_image(loader or Loader.SYSTEMD_BOOT).folder
     if not (source / "disk.qcow2").exists():
         raise LabError(f"no snapshot {origin}: gpuhost_lab status lists what there is")
     image = (source / "image").read_text() if origin else source.name
