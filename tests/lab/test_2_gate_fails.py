@@ -41,9 +41,7 @@ def test_first_fails_its_gate_and_second_is_untouched(runs: Path) -> None:
     facts = run.document(FIRST, "facts")
     old = facts["majors"]["nvidia-uvm"]
     sentence = run.document(FIRST, "roll")["sentence"]
-    match = re.search(
-        rf"{CONTAINER} allows major {old} for nvidia-uvm, this kernel uses (\d+)", sentence
-    )
+    match = re.search(rf"{CONTAINER} allows major {old} for nvidia-uvm, this kernel uses (\d+)", sentence)
     assert match, sentence
     assert int(match.group(1)) != old
     assert "999" not in sentence

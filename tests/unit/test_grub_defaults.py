@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from gpuhost import cmdline
 from gpuhost.grub_config import received
-from gpuhost.grub_defaults import NEEDED, OWN, Effective, assignments, effective, render_dropin, with_default
+from gpuhost.grub_defaults import OWN, Effective, effective, render_dropin, with_default
+from gpuhost.shell_assignments import NEEDED, assignments
 
 CASES = Path(__file__).parent.parent / "cases"
 WANTED: cmdline.Wanted = {"amd_pstate": "active", "processor.max_cstate": "1", "nmi_watchdog": "0"}
