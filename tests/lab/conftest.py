@@ -20,7 +20,7 @@ def machines() -> Iterator[None]:
 
 def _clean() -> None:
     known = lab("status")
-    for name in ("roll1", "roll2", "roll3", "roll4"):
+    for name in ("roll1", "roll2", "roll3", "roll4", "roll5"):
         if f"machine {name}:" in known:
             lab("down", "--name", name)
     if "snapshot after-apt" in known:

@@ -149,8 +149,17 @@ class TestRoll:
     def test_nothing_of_the_roll_is_left(self) -> None:
         assert "default" not in guest(HOST, "cat", "/boot/efi/loader/loader.conf")  # no pin stays no pin
         assert guest(HOST, "bootctl", "--esp-path=/boot/efi", "list", "--no-pager").count("(default)") == 1
-        assert guest(HOST, "ls", "/var/lib/gpuhost").split() == ["gpu_checks.pyz", "lock", "majors.json", "roll.json"]
-        assert guest(HOST, "find", "/etc/systemd/system", "-name", "*gpuhost-hold*") == ""
+        kept = ["gpu_checks.pyz", "gpuhost.pyz", "lock", "majors.json", "roll.json"]
+        assert guest(HOST, "ls", "/var/lib/gpuhost").split() == kept
+        names = [word for name in ("hold.conf", "deadman*", "return*") for word in ("-o", "-name", f"*gpuhost-{name}")][
+            1:
+        ]
+        assert guest(HOST, "find", "/etc/systemd/system", *names) == ""
+        assert "/etc/gpuhost" not in guest(HOST, "find", "/etc", "-maxdepth", "1").split()
+        # the old kernel's packages stay on hold until the new one was good for long enough
+        assert any(name.startswith("linux-image-6.1.") for name in guest(HOST, "apt-mark", "showhold").split())
+        status = guest(HOST, "python3", "/var/lib/gpuhost/gpuhost.pyz", "status")
+        assert f"last roll to {kernel(HOST)}: good" in status
 
     def test_the_roll_again_changes_and_reboots_nothing(self, runs: Path) -> None:
         before, boot = checksums(HOST), boot_id(HOST)
