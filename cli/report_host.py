@@ -122,7 +122,19 @@ def build_host(host: str, state: str, documents: Documents, run: Mapping[str, An
     outline, gate = _Outline.of(documents, failures), _gate(documents.get("verdict"))
     estimate = read.number((plan or {}).get("downtime_estimate_s"))
     kernel = outline.kernel_now or outline.kernel_before
-    words = Outline(host, state, kernel, outline.target, gate, outline.cause, downtime_s, downtime_open, estimate)
+    gated = documents.get("verdict", {}).get("kernel")  # after a way back this is the old one
+    words = Outline(
+        host,
+        state,
+        kernel,
+        outline.target,
+        gate,
+        outline.cause,
+        downtime_s,
+        downtime_open,
+        estimate,
+        gated if isinstance(gated, str) else "",
+    )
     return HostReport(
         host=host,
         state=state,

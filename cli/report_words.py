@@ -78,7 +78,7 @@ def downtime_words(seconds: float | None, still_open: bool) -> str:
 
 @dataclass(frozen=True)
 class Outline:
-    """What a host's sentence is made of. ``kernel`` is the one that it runs now."""
+    """What a host's sentence is made of. ``kernel`` is the one that it runs now, ``gate_kernel`` the last gated one."""
 
     host: str
     state: str
@@ -89,6 +89,7 @@ class Outline:
     downtime_s: float | None
     downtime_open: bool
     estimate_s: float | None
+    gate_kernel: str = ""
 
 
 def host_sentence(outline: Outline) -> str:
@@ -107,7 +108,7 @@ def host_sentence(outline: Outline) -> str:
         "ok": f"{host} runs {on}, {gated}",
         "nothing_to_do": f"{host} already runs {on}, nothing to do, no downtime",
         "planned": f"{host} runs {on} and would go to {target}, {about}; nothing was changed",
-        "good_on_old": f"{host} is back on {on}, {gated} on {target}{why}, {down}",
+        "good_on_old": f"{host} is back on {on}, {gated} on {outline.gate_kernel or target}{why}, {down}",
         "gate_failed": f"{host} runs {on}, {gated}{why}",
         "stopped": f"{host} still runs {on}, stopped at a safe point{why}, {down}",
         "refused": f"{host} stays on {on}, refused{why}, nothing was changed",
