@@ -69,15 +69,7 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
             boot_config.rebuild(loader, roll.target, params["timeout_s"])
         lines = [f"{change.path} written" for change in changes]
         lines += [f"initramfs and entry of {roll.target} made again: {reason}" for reason in reasons]
-        diffs = tuple(
-            {
-                "before_header": change.path,
-                "after_header": change.path,
-                "before": change.before or "",
-                "after": change.after or "",
-            }
-            for change in changes
-        )
+        diffs = tuple(change.as_diff() for change in changes)
         return steps.Done(roll, tuple(lines), diffs)
 
     step = "configure the target's boot" if params["rebuild"] else "write arguments and options"

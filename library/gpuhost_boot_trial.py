@@ -75,28 +75,21 @@ def hold(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.D
     """Record the fallback once, then make it the explicit default. A promoted kernel is not taken back by a rerun."""
     if roll.is_promoted(host.read_line(trial.RUNNING)):
         return steps.Done(roll)
+    deadman.prove_settings(params["deadline_s"], params["maximum_s"], params["force_after_s"])
     loader = loaders.of(host)
-    if check:
-        change = trial.held_change(loader, roll.running_before)
-        if change is None:
-            return steps.Done(roll)
-        diff = {
-            "before_header": change.path,
-            "after_header": change.path,
-            "before": change.before or "",
-            "after": change.after or "",
-        }
-        return steps.Done(roll, (f"{roll.running_before} would be held as the boot default",), (diff,))
     state = loader.read()
     if state.problems:
         raise Stop(state.problems[0])
-    if roll.fallback is None:
-        policy = trial.record_policy(loader, state, roll.running_before, load(host))
-        save(host, roll)
-        roll = replace(roll, fallback=trial.record_fallback(host, loader, roll.running_before, policy))
+    change = trial.held_change(loader, roll.running_before)
+    diffs = (change.as_diff(),) if change else ()
+    if check:
+        lines = [f"{roll.running_before} would be held as the boot default"] if change else []
+        return steps.Done(roll, tuple(lines), diffs)
     fallback = roll.fallback
     if fallback is None:
-        raise stop("boot.fallback_missing", roll.running_before, "not recorded")
+        policy = trial.record_policy(loader, state, roll.running_before, load(host))
+        fallback = trial.record_fallback(host, loader, roll.running_before, policy)
+    roll = replace(roll, fallback=fallback)
     save(host, roll)
     trial.clear_own_one_shot(loader, roll)
     devices.write_record(host, devices.read_record(host) or roll.majors_before)
@@ -106,7 +99,7 @@ def hold(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.D
     if not roll.kept_packages:
         roll = replace(roll, kept_packages=packages.keep(host, roll.running_before))
         lines += [f"packages held: {', '.join(roll.kept_packages)}"] if roll.kept_packages else []
-    return steps.Done(roll, tuple(lines))
+    return steps.Done(roll, tuple(lines), diffs)
 
 
 def boot_trial(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.Done:
@@ -116,11 +109,11 @@ def boot_trial(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> s
         return steps.Done(roll, answer={"rebooting": False, "boot_id": boot_id})
     trial.may_reboot(host, params["host_name"], params["allowed"], params["controller_boot_id"])
     trial.may_boot_trial(host, roll, params["retry_trial"])
+    deadman.prove_settings(params["deadline_s"], params["maximum_s"], params["force_after_s"])
     if check:
         return steps.Done(roll, (f"would reboot once into {roll.target}",), answer={"rebooting": False})
     loader = loaders.of(host)
-    given = params["orders"]
-    orders = ReturnOrders(**{**given, "targets": tuple(given.get("targets", ()))})
+    orders = ReturnOrders(**{**params["orders"], "targets": tuple(params["orders"].get("targets", ()))})
     roll = trial.armed(loader, replace(roll, orders=orders), boot_id)
     save(host, roll)
     host.remove(homecoming.RECORD)
@@ -178,7 +171,7 @@ def boot_fallback(host: Host, params: dict[str, Any], check: bool, roll: Roll) -
         return steps.Done(roll, answer=answer)
     if reboots:
         trial.may_reboot(host, params["host_name"], params["allowed"], params["controller_boot_id"])
-    if roll.trial.boots:
+    if roll.trial.boots and (params["failed"] or not roll.trial.cause):
         # The host may be at the way back before the controller is there again, and has to know why.
         cause = (params["cause"] or "host.module_failed") if params["failed"] else None
         sentence = params["sentence"] or BY_CHOICE
@@ -202,8 +195,8 @@ def come_back(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> st
     if check:
         return steps.Done(roll, (f"would go back into service on {roll.running_before}",))
     reason = homecoming.Reason(params["failed"], params["cause"], params["sentence"] or BY_CHOICE)
-    if homecoming.is_back(host, roll) and not params["failed"] and roll.trial.cause:
-        reason = homecoming.why(host, roll)
+    if roll.trial.cause and not params["failed"]:
+        reason = homecoming.why(host, roll)  # a trial that failed before anybody chose to go back
     found = homecoming.come_back(host, roll, reason)
     return steps.Done(found.roll, found.lines, documents=found.documents)
 
@@ -235,6 +228,8 @@ def after_the_end(host: Host, action: str, roll: Roll | None) -> dict[str, Any]:
     documents = [*homecoming.read_record(host), as_dict(roll), as_dict(homecoming.outcome_of(roll))]
     if action == "prove":
         raise Stop(came_back(roll, roll.sentence).blocker, tuple(documents))
+    if action == "boot_fallback":
+        return answer
     line = f"the host went back into service by itself at {roll.closed_at}"
     return {**answer, "lines": [line], "gpuhost_documents": documents}
 

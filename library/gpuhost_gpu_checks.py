@@ -32,7 +32,7 @@ targets: {description: Measurements and stale device rules by target., returned:
 
 from typing import Any
 
-from ansible.module_utils.gpuhost import check_runner, deadman, devices, steps, workloads
+from ansible.module_utils.gpuhost import check_runner, deadman, steps, workloads
 from ansible.module_utils.gpuhost.host_io import Host
 from ansible.module_utils.gpuhost.module import run_module
 from ansible.module_utils.gpuhost.rollfile import Roll, load
@@ -49,12 +49,7 @@ def measure(host: Host, params: dict[str, Any], gpus_before: tuple[str, ...]) ->
     """Measurements and stale rules by target."""
     archive = check_runner.place(host, params["archive"])
     order = check_runner.Order(archive, params["checks"], params["python"], params["timeout_s"])
-    stale = devices.stale_by_container(host)
-    answers = {}
-    for target in check_runner.targets(host, params["targets"]):
-        found = check_runner.measure(host, target, order, check_runner.expected_gpus(host, target, gpus_before))
-        answers[target] = {**found, "stale": stale.get(target, [])}
-    return answers
+    return check_runner.measure_all(host, order, params["targets"], gpus_before)
 
 
 def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:

@@ -57,6 +57,8 @@ class BootState:
     one_shot: str | None = None
     one_shot_by: str | None = None
     efi_default: str | None = None
+    copies_fallback: bool = False
+    """The fallback gets copies of kernel and initrd of its own, which need room."""
     problems: tuple[Blocker, ...] = ()
 
     def next_boot(self, one_shot: bool = True) -> BootEntry | None:
@@ -69,8 +71,7 @@ class BootState:
 
     def entry(self, release: str) -> BootEntry | None:
         """The loader's own entry of a kernel release, never the fallback's copy."""
-        mine = (FALLBACK_ID, f"{FALLBACK_ID}.conf")
-        return next((item for item in self.entries if item.release == release and item.id not in mine), None)
+        return next((item for item in self.entries if item.release == release and item.id != FALLBACK_ID), None)
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,11 @@ class FileChange:
     before: str | None
     after: str | None
 
+    def as_diff(self) -> dict[str, str]:
+        """As Ansible shows it with ``--diff``."""
+        headers = {"before_header": self.path, "after_header": self.path}
+        return {**headers, "before": self.before or "", "after": self.after or ""}
+
 
 class Loader(ABC):
     """One way in which machines boot, and how its default, its one-shot and its entries are changed.
@@ -89,7 +95,6 @@ class Loader(ABC):
     """
 
     name = ""
-    supported = True
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -179,18 +184,11 @@ def room(host: Host, state: BootState, release: str) -> list[dict[str, Any]]:
     """
     kernel = host.size_bytes(f"/boot/vmlinuz-{release}")
     initrd = host.size_bytes(f"/boot/initrd.img-{release}")
-    copied = state.loader.startswith("proxmox") or any(
-        path.startswith(f"{esp}/") for esp in state.esps for entry in state.entries for path in (entry.linux,)
-    )
-    places = ["/boot"] + [esp for esp in state.esps if copied and esp != "/boot"]
-    own_copies = state.loader != "systemd-boot"
+    booted_from = [esp for esp in state.esps if any(entry.linux.startswith(f"{esp}/") for entry in state.entries)]
+    needed = (3 if state.copies_fallback else 2) * (kernel + initrd)
     return [
-        {
-            "path": path,
-            "free_bytes": host.free_bytes(path),
-            "needed_bytes": (3 if own_copies else 2) * (kernel + initrd),
-        }
-        for path in places
+        {"path": path, "free_bytes": host.free_bytes(path), "needed_bytes": needed}
+        for path in dict.fromkeys(["/boot", *booted_from])
         if host.free_bytes(path) is not None
     ]
 

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from . import workloads
+from . import devices, workloads
 from .documents import make_head
 from .errors import stop
 from .host_io import Host, Result
@@ -71,6 +71,18 @@ class Order:
     checks: list[str]
     python: str
     timeout_s: int
+
+
+def measure_all(host: Host, order: Order, wanted: list[str], gpus_before: tuple[str, ...]) -> dict[str, Any]:
+    """Measurements and stale device rules by target, as the judge takes them. ``gpus_before``: empty outside a roll."""
+    stale = devices.stale_by_container(host)
+    return {
+        target: {
+            **measure(host, target, order, expected_gpus(host, target, gpus_before)),
+            "stale": stale.get(target, []),
+        }
+        for target in targets(host, wanted)
+    }
 
 
 def measure(host: Host, target: str, order: Order, expected: int | None) -> dict[str, Any]:

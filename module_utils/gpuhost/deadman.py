@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from .errors import stop
 from .host_io import Host
 
 FOLDER = "/etc/gpuhost"
@@ -82,47 +83,42 @@ echo b >"$root/proc/sysrq-trigger"
 """
 
 # A full memory kills neither, and a shell that can't fork is started again. No journal: it may be what hangs.
-_SERVICE = """StandardOutput=null
+_UNIT = """# Managed by gpuhost while a kernel is on trial.
+[Unit]
+Description=gpuhost: {what}
+DefaultDependencies=no
+IgnoreOnIsolate=yes
+{shutdown}StartLimitIntervalSec=0
+ConditionPathExists={folder}/armed-%v
+
+[Service]
+Type=simple
+ExecStart=/bin/sh {script} {mode}
+StandardOutput=null
 StandardError=null
 OOMScoreAdjust=-1000
 Restart=on-failure
 RestartSec=5
+
+[Install]
+WantedBy={targets}
 """
 
+
+def _unit(what: str, mode: str, shutdown: str) -> str:
+    return _UNIT.format(
+        what=what, mode=mode, shutdown=shutdown, folder=FOLDER, script=SCRIPT, targets=" ".join(TARGETS)
+    )
+
+
 UNIT_TEXTS = {
-    UNITS[0]: f"""# Managed by gpuhost while a kernel is on trial.
-[Unit]
-Description=gpuhost: back to the old kernel where nobody looks after the trial
-DefaultDependencies=no
-IgnoreOnIsolate=yes
-Conflicts=shutdown.target
-Before=shutdown.target
-StartLimitIntervalSec=0
-ConditionPathExists={FOLDER}/armed-%v
-
-[Service]
-Type=simple
-ExecStart=/bin/sh {SCRIPT} reboot
-{_SERVICE}
-[Install]
-WantedBy={" ".join(TARGETS)}
-""",
+    UNITS[0]: _unit(
+        "back to the old kernel where nobody looks after the trial",
+        "reboot",
+        "Conflicts=shutdown.target\nBefore=shutdown.target\n",
+    ),
     # Without Conflicts=shutdown.target it lives on in a shutdown that hangs.
-    UNITS[1]: f"""# Managed by gpuhost while a kernel is on trial.
-[Unit]
-Description=gpuhost: force the way back where the shutdown hangs
-DefaultDependencies=no
-IgnoreOnIsolate=yes
-StartLimitIntervalSec=0
-ConditionPathExists={FOLDER}/armed-%v
-
-[Service]
-Type=simple
-ExecStart=/bin/sh {SCRIPT} force
-{_SERVICE}
-[Install]
-WantedBy={" ".join(TARGETS)}
-""",
+    UNITS[1]: _unit("force the way back where the shutdown hangs", "force", ""),
 }
 
 
@@ -148,10 +144,19 @@ def install(host: Host) -> None:
             host.link(f"{UNIT_FOLDER}/{target}.wants/{unit}", path)
 
 
+def prove_settings(deadline_s: int, maximum_s: int, force_after_s: int) -> None:
+    """Raises Stop(input.invalid) for seconds that it could not work with."""
+    if not 1 <= deadline_s <= maximum_s < 10**9:
+        raise stop(
+            "input.invalid", "boot_trial_deadline", str(deadline_s), f"1 to boot_trial_deadline_max, {maximum_s}"
+        )
+    if not 1 <= force_after_s < 10**9:
+        raise stop("input.invalid", "boot_trial_force_after", str(force_after_s), "at least 1 second")
+
+
 def arm(host: Host, release: str, deadline_s: int, maximum_s: int, force_after_s: int) -> None:
-    """Arm it for exactly this kernel; what an earlier trial has left goes first. ValueError for impossible seconds."""
-    if not (1 <= deadline_s <= maximum_s < 10**9 and 1 <= force_after_s < 10**9):
-        raise ValueError(f"not in 1 <= {deadline_s} <= {maximum_s} < 10^9, or {force_after_s} is not in 1 to 10^9")
+    """Arm it for exactly this kernel; what an earlier trial has left goes first. Seconds as ``prove_settings`` wants."""
+    prove_settings(deadline_s, maximum_s, force_after_s)
     for name in host.names(FOLDER):
         if name.startswith(("armed-", "fired-", "taken-")):
             host.remove(f"{FOLDER}/{name}")

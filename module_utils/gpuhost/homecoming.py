@@ -8,7 +8,7 @@ came of it.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import check_runner, deadman, devices, gate, loaders, packages, return_service, steps, trial, workloads
@@ -58,7 +58,8 @@ def why(host: Host, roll: Roll) -> Reason:
     running = host.read_line(trial.RUNNING)
     if note:
         return Reason(True, "trial.expired", f"{roll.target}: {note}")
-    return Reason(True, "trial.expired", f"{roll.target}: {running} runs again, and no dead-man has fired (a panic?)")
+    fact = f"{running} runs again, and the dead-man had not fired: a panic, a power cut, or it never booted"
+    return Reason(True, "trial.expired", f"{roll.target}: {fact}")
 
 
 def come_back(host: Host, roll: Roll, reason: Reason) -> Return:
@@ -66,6 +67,8 @@ def come_back(host: Host, roll: Roll, reason: Reason) -> Return:
 
     In the order of what the users wait for: default and one-shot first (fast, and what a power cut would meet), then
     nodes, rules, containers; then the device part of the gate; last the settings, which may take a loader's refresh.
+    A boot configuration that can't be put right needs a person, but keeps no container down. Nobody watches: rules that
+    are only presumed to be NVIDIA's are left alone.
     """
     name, run_id = roll.head.host, roll.head.run_id
     running = host.read_line(trial.RUNNING)
@@ -74,11 +77,16 @@ def come_back(host: Host, roll: Roll, reason: Reason) -> Return:
     loader = loaders.of(host)
     tried = roll.trial.boots > 0
     documents: list[dict[str, Any]] = []
-    lines = trial.undo(host, loader, roll)
+    lines: list[str] = []
+    problem: Stop | None = None
+    try:
+        lines += trial.undo(host, loader, roll)
+    except Stop as error:
+        problem = error
     if tried:
-        found = devices.reconcile_host(
-            host, name, run_id, "apply" if roll.orders.presumed == "apply" else "report", False
-        )
+        # The next caller, after a way back that needed a person, still knows why there was one.
+        roll = replace(roll, trial=replace(roll.trial, cause=reason.cause, sentence=reason.sentence))
+        found = devices.reconcile_host(host, name, run_id, "report", False)
         documents.append(found.document)
         lines += found.lines
     roll, started, failed = workloads.hand_back(host, roll)
@@ -90,6 +98,8 @@ def come_back(host: Host, roll: Roll, reason: Reason) -> Return:
         raise Stop(failed[0], tuple(documents))
     if tried and host.exists(check_runner.ARCHIVE):
         documents += gate_devices(host, roll)
+    if problem:
+        raise Stop(problem.blocker, tuple(documents))
     ends = tried or not reason.failed
     if ends:
         lines += trial.like_before(host, loader, roll)
@@ -107,11 +117,7 @@ def gate_devices(host: Host, roll: Roll) -> list[dict[str, Any]]:
     name, run_id = roll.head.host, roll.head.run_id
     archive = host.read_bytes(check_runner.ARCHIVE) or b""
     order = check_runner.Order(archive, list(DEVICE_CHECKS), roll.orders.python, roll.orders.timeout_s)
-    stale = devices.stale_by_container(host)
-    answers = {}
-    for target in check_runner.targets(host, list(roll.orders.targets)):
-        expected = check_runner.expected_gpus(host, target, roll.gpu_nodes_before)
-        answers[target] = {**check_runner.measure(host, target, order, expected), "stale": stale.get(target, [])}
+    answers = check_runner.measure_all(host, order, list(roll.orders.targets), roll.gpu_nodes_before)
     result = gate.judge(name, run_id, roll.running_before, list(DEVICE_CHECKS), answers)
     documents = [check_runner.document(name, run_id, answers), as_dict(result)]
     if result.status != "pass":
@@ -175,6 +181,8 @@ def by_itself(host: Host) -> str:
     try:
         answer = steps.run_step(host, params, False, "rollback", "back into service by itself", work, wait_s=LOCK_S)
     except Stop as error:
+        if error.blocker.cause == "roll.not_open":
+            return "a controller has ended the roll meanwhile"
         write_record(host, error.documents)
         raise
     write_record(host, tuple(answer["gpuhost_documents"]))

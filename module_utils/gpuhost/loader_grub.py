@@ -110,6 +110,7 @@ class Grub(boot.Loader):
             next_entry=chosen.id if chosen else None,
             one_shot=request,
             one_shot_by=by,
+            copies_fallback=True,
             problems=tuple(problems),
         )
 

@@ -39,7 +39,6 @@ class Unknown(boot.Loader):
     """A loader that gpuhost can't give a trial boot. It is read, named and refused."""
 
     name = "unknown"
-    supported = False
 
     def read(self) -> BootState:
         info = efi_variables.read(self.host, efi_variables.INFO) or ""

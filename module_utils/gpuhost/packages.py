@@ -23,9 +23,13 @@ UNKEEP_SERVICE = """# Managed by gpuhost: ends the hold on the old kernel's pack
 [Unit]
 Description=gpuhost: the new kernel has been good for long enough, the old one may go
 
+StartLimitIntervalSec=0
+
 [Service]
 Type=oneshot
 ExecStart=/usr/bin/apt-mark unhold {names}
+Restart=on-failure
+RestartSec=3600
 ExecStartPost=/usr/bin/rm -f /etc/systemd/system/timers.target.wants/{unit}.timer
 ExecStartPost=/usr/bin/rm -f /etc/systemd/system/{unit}.timer /etc/systemd/system/{unit}.service
 """
@@ -136,13 +140,16 @@ def unkeep_later(host: Host, names: tuple[str, ...], days: int) -> list[str]:
     """Have our holds end by a timer on the host in so many days; at once where it is none."""
     if not names or days <= 0:
         return unkeep(host, names)
-    timer = f"/etc/systemd/system/{UNKEEP}.timer"
+    timer, path = (f"/etc/systemd/system/{UNKEEP}.{kind}" for kind in ("timer", "service"))
+    # The hold of an earlier promotion ends with this one, a little later than it would have.
+    earlier = re.search(r"^ExecStart=\S+ unhold (.+)$", host.read(path) or "", re.MULTILINE)
+    names = tuple(sorted({*names, *(earlier[1].split() if earlier else ())}))
     when = (datetime.now(timezone.utc) + timedelta(days=days)).strftime("%Y-%m-%d %H:%M:%S UTC")
     service = UNKEEP_SERVICE.format(names=" ".join(names), unit=UNKEEP)
-    host.write_atomic(f"/etc/systemd/system/{UNKEEP}.service", service.encode())
+    host.write_atomic(path, service.encode())
     host.write_atomic(timer, UNKEEP_TIMER.format(when=when).encode())
     host.link(f"/etc/systemd/system/timers.target.wants/{UNKEEP}.timer", timer)
-    for argv in (["systemctl", "daemon-reload"], ["systemctl", "start", f"{UNKEEP}.timer"]):
+    for argv in (["systemctl", "daemon-reload"], ["systemctl", "restart", f"{UNKEEP}.timer"]):
         result = host.run(argv, timeout_s=120)
         if result.rc != 0:
             raise stop("host.module_failed", " ".join(argv), result.last_line)

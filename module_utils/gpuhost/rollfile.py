@@ -54,9 +54,8 @@ class ChangedFile:
 
 @dataclass(frozen=True)
 class ReturnOrders:
-    """What the host needs to know to go back into service by itself, when no controller is there to say it."""
+    """What the host needs to know to gate itself on the way back, when no controller is there to say it."""
 
-    presumed: str = "report"
     python: str = "/usr/bin/python3"
     targets: tuple[str, ...] = ()
     timeout_s: int = 120

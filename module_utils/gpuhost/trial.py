@@ -14,7 +14,7 @@ from .boot_config import wanted_arguments
 from .documents import utc_now
 from .errors import stop
 from .host_io import Host
-from .rollfile import Fallback, Roll
+from .rollfile import Fallback, Roll, Trial
 
 RUNNING = "/proc/sys/kernel/osrelease"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -56,7 +56,7 @@ def hold_fallback(loader: Loader, fallback: Fallback) -> bool:
 
 
 def held_change(loader: Loader, release: str) -> FileChange | None:
-    """For ``--check``: the file that holding the fallback would change."""
+    """The file that holding the fallback changes, for the diff; None where it is held already."""
     entry = loader.read().entry(release)
     if entry is None:
         raise stop("boot.fallback_missing", release, f"no entry in {loader.name}")
@@ -109,7 +109,7 @@ def armed(loader: Loader, roll: Roll, boot_id: str) -> Roll:
     if loader.read().entry(roll.target) is None:
         raise stop("boot.entry_missing", roll.target, "no boot entry")  # set-oneshot would not check the name
     boots = roll.trial.boots if boot_id == roll.trial.boot_id_before else roll.trial.boots + 1
-    return replace(roll, trial=replace(roll.trial, boots=boots, armed_at=utc_now(), boot_id_before=boot_id))
+    return replace(roll, trial=Trial(boots, utc_now(), boot_id))  # why an earlier one failed says nothing of this one
 
 
 def start(host: Host, loader: Loader, roll: Roll) -> None:
@@ -219,7 +219,7 @@ def _make_default(loader: Loader, fallback: Fallback, target: BootEntry) -> list
 
 
 def undo(host: Host, loader: Loader, roll: Roll) -> list[str]:
-    """Take back what the trial set: dead-man, one-shot; the fallback is the explicit default, read back."""
+    """Take back what the trial set: the one-shot goes, the fallback is the explicit default, read back."""
     lines = ["one-shot boot entry cleared"] if clear_one_shot(loader) else []
     if roll.fallback is not None:
         held = loader.read().named(roll.fallback.entry)

@@ -19,7 +19,7 @@ from fake_roll import (
     roll_of,
     step,
 )
-from fake_tree import CMDLINE, CONTAINER, NEW, OLD, PLAIN, set_variable
+from fake_tree import CMDLINE, CONTAINER, MACHINE, NEW, OLD, PLAIN, set_variable
 
 from gpuhost import deadman, homecoming, loaders, return_service, status
 from gpuhost.errors import Stop
@@ -147,6 +147,35 @@ def test_a_container_that_does_not_start_leaves_the_roll_open_and_says_so(host: 
     host.broken = set()
     homecoming.by_itself(host)
     assert (roll_of(host).result, host.running) == ("good_on_old", {CONTAINER, PLAIN})
+
+
+def test_a_boot_configuration_that_needs_a_person_keeps_no_container_down(host: FakeHost) -> None:
+    came_back(host)
+    set_variable(host, "LoaderEntryDefault", f"{MACHINE}-{NEW}.conf")
+    with pytest.raises(Stop) as caught:
+        homecoming.by_itself(host)
+    assert caught.value.blocker.cause == "boot.default_not_held"
+    assert host.running == {CONTAINER, PLAIN}
+    assert roll_of(host).is_open
+    # A person puts it right and goes back by choice: the roll still ends with why it failed.
+    set_variable(host, "LoaderEntryDefault", None)
+    act(host, "boot_fallback", allowed=True)
+    answer = act(host, "come_back")
+    assert answer["gpuhost_documents"][-2]["exit_status"] == 3
+    assert (roll_of(host).result, roll_of(host).cause) == ("good_on_old", "trial.expired")
+
+
+def test_the_service_leaves_a_roll_alone_that_a_controller_has_ended(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller had the lock, and ended the roll while the service waited for it."""
+    came_back(host)
+    opened = roll_of(host)
+    act(host, "come_back", failed=True, cause="lxc.stale_major", sentence="x")
+    monkeypatch.setattr(homecoming, "load", lambda _: opened)
+    assert "a controller has ended" in homecoming.by_itself(host)
+    assert not host.exists(homecoming.RECORD)
+    assert roll_of(host).cause == "lxc.stale_major"
 
 
 def test_status_says_what_is_armed(host: FakeHost) -> None:

@@ -77,11 +77,11 @@ def test_root_of_the_lvm_image_fits_its_volume() -> None:
     assert 0 < image_recipe.ROOT_MIB - image_recipe.LVM_ROOT_MIB - 1 < 4
 
 
-@pytest.mark.parametrize(("source", "root", "disks"), [(None, "/dev/vda2", 1), (Path("/work/root.raw"), "/dev/vdb", 2)])
+@pytest.mark.parametrize(("source", "root", "disks"), [(None, "/dev/vda2", 1), (Path("/lab/root.raw"), "/dev/vdb", 2)])
 def test_installing_guest(monkeypatch: pytest.MonkeyPatch, source: Path | None, root: str, disks: int) -> None:
     monkeypatch.setattr(image_grub, "accelerator", list)
     monkeypatch.setattr(image_grub, "ovmf", lambda names: names[0])
-    folder = Path("/work")
+    folder = Path("/lab")
     argv = image_grub.command_line(folder / "k", folder / "i", folder / "v", folder / "disk.raw", source)
     arguments = argv[argv.index("-append") + 1].split()
     assert f"root={root}" in arguments

@@ -143,3 +143,20 @@ def test_packages_that_can_not_be_configured_are_a_stop(host: FakeHost) -> None:
         step(host, "gpuhost_kernel_upgrade")
     assert caught.value.blocker.cause == "apt.half_configured"
     assert host.ran("apt-get", *packages.APT[1:], "install") == []
+
+
+def test_the_hold_of_an_earlier_promotion_ends_with_the_next_one(tmp_path: Path) -> None:
+    host = debian_host(tmp_path)
+    packages.unkeep_later(host, ("linux-image-a",), 14)
+    packages.unkeep_later(host, ("linux-image-b",), 14)
+    service = host.read("/etc/systemd/system/gpuhost-unhold.service") or ""
+    assert "ExecStart=/usr/bin/apt-mark unhold linux-image-a linux-image-b\n" in service
+    assert "OnCalendar=20" in (host.read("/etc/systemd/system/gpuhost-unhold.timer") or "")
+
+
+def test_no_days_end_the_hold_at_once_and_only_ours(tmp_path: Path) -> None:
+    host = debian_host(tmp_path)
+    host.held = {"nvidia-driver", "linux-image-a"}
+    assert packages.unkeep_later(host, ("linux-image-a",), 0) == ["no longer held: linux-image-a"]
+    assert host.held == {"nvidia-driver"}
+    assert not host.exists("/etc/systemd/system/gpuhost-unhold.service")

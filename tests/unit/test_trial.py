@@ -44,6 +44,8 @@ def test_the_fallback_is_held_and_read_back(host: FakeHost) -> None:
     fallback = roll_of(host).fallback
     assert fallback is not None
     assert (fallback.entry, fallback.release, fallback.policy_before) == (OLD_ENTRY, OLD, None)
+    (diff,) = answer["diff"]
+    assert (diff["before"], diff["after"]) == ("timeout 3\nconsole-mode keep\n", host.read(CONF))
     assert roll_of(host).kept_packages == (f"linux-headers-{OLD}", f"linux-image-{OLD}")
     assert host.held == set(roll_of(host).kept_packages)
 
@@ -51,7 +53,7 @@ def test_the_fallback_is_held_and_read_back(host: FakeHost) -> None:
 def test_check_mode_shows_what_holding_would_write(host: FakeHost) -> None:
     answer = act(host, "hold", plan=plan_of(host), check=True)
     (diff,) = answer["diff"]
-    assert (diff["path"] if "path" in diff else diff["after_header"]) == CONF
+    assert diff["after_header"] == CONF
     assert diff["after"] == f"timeout 3\nconsole-mode keep\ndefault {OLD_ENTRY}\n"
     assert host.read(CONF) == "timeout 3\nconsole-mode keep\n"
 
@@ -87,6 +89,18 @@ def test_no_entry_for_the_running_kernel_refuses_before_anything_is_written(host
     before = host.read_bytes(CONF)
     assert cause_of(host, "hold", plan=plan) == "boot.fallback_missing"
     assert host.read_bytes(CONF) == before
+    assert not host.exists("/var/lib/gpuhost/roll.json")
+
+
+@pytest.mark.parametrize("action", ["hold", "boot"])
+@pytest.mark.parametrize("seconds", [{"deadline_s": 0}, {"deadline_s": 20000}, {"force_after_s": 0}])
+def test_seconds_that_the_dead_man_could_not_work_with_are_refused_first(
+    host: FakeHost, action: str, seconds: dict[str, int]
+) -> None:
+    plan = prepared(host) if action == "boot" else plan_of(host)
+    assert cause_of(host, action, plan=plan, allowed=True, **seconds) == "input.invalid"
+    assert one_shot(host) is None
+    assert action == "hold" or roll_of(host).trial.boots == 0
 
 
 def test_a_default_that_does_not_take_is_noticed(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,6 +164,14 @@ def test_a_trial_that_came_back_is_used_up(host: FakeHost) -> None:
     assert (one_shot(host), host.rebooting) == (None, False)
     assert act(host, "boot", allowed=True, retry_trial=True)["rebooting"]
     assert roll_of(host).trial.boots == 2
+
+
+def test_a_second_trial_does_not_inherit_the_cause_of_the_first(host: FakeHost) -> None:
+    on_trial(host)
+    act(host, "boot_fallback", allowed=True, failed=True, cause="lxc.stale_major", sentence="x")
+    assert power_cycle(host) == OLD
+    act(host, "boot", allowed=True, retry_trial=True)
+    assert (roll_of(host).trial.cause, roll_of(host).trial.sentence) == (None, "")
 
 
 def test_no_entry_no_one_shot(host: FakeHost) -> None:
