@@ -148,14 +148,14 @@ def prove_settings(deadline_s: int, maximum_s: int, force_after_s: int) -> None:
     """Raises Stop(input.invalid) for seconds that it could not work with."""
     if not 1 <= deadline_s <= maximum_s < 10**9:
         raise stop(
-            "input.invalid", "boot_trial_deadline", str(deadline_s), f"1 to boot_trial_deadline_max, {maximum_s}"
+            "input.invalid", "boot_trial_deadline", str(deadline_s), f"1 to {maximum_s} (boot_trial_deadline_max)"
         )
     if not 1 <= force_after_s < 10**9:
         raise stop("input.invalid", "boot_trial_force_after", str(force_after_s), "at least 1 second")
 
 
 def arm(host: Host, release: str, deadline_s: int, maximum_s: int, force_after_s: int) -> None:
-    """Arm it for exactly this kernel; what an earlier trial has left goes first. Seconds as ``prove_settings`` wants."""
+    """Arm it for exactly this kernel; what an earlier trial has left goes first. Raises as ``prove_settings``."""
     prove_settings(deadline_s, maximum_s, force_after_s)
     for name in host.names(FOLDER):
         if name.startswith(("armed-", "fired-", "taken-")):

@@ -14,6 +14,7 @@ from fake_roll import PASSED, act, boots_by_itself, cause_of, debian_host, on_tr
 from fake_tree import NEW, OLD
 
 from gpuhost import deadman
+from gpuhost.errors import Stop
 
 RELEASE = subprocess.run(["uname", "-r"], capture_output=True, text=True, check=True).stdout.strip()
 SHELLS = [path for path in ("/bin/sh", "/bin/dash", "/bin/bash") if Path(path).exists()]
@@ -255,7 +256,7 @@ def test_the_note_of_one_that_has_fired(host: FakeHost, text: str, note: str) ->
 def test_a_setting_that_would_reboot_at_once_or_never_arms_nothing(
     host: FakeHost, settings: tuple[int, int, int]
 ) -> None:
-    with pytest.raises(ValueError, match="not in"):
+    with pytest.raises(Stop, match="Correct the setting"):
         deadman.arm(host, NEW, *settings)
     assert host.names(deadman.FOLDER) == []
 
