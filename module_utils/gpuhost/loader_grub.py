@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import re
 
-from . import boot, grub_config, grub_defaults, grub_env
+from . import boot, grub_config, grub_defaults, grub_env, grub_snippet
 from .boot import FALLBACK_ID, BootEntry, BootState, FileChange
 from .boot_config import wanted_arguments
 from .documents import Blocker
@@ -34,33 +34,7 @@ DEFAULT = f"{DEFAULTS_D}/zz-gpuhost-default.cfg"
 SNIPPET = "/etc/grub.d/42_gpuhost"
 COPIES = "/boot/gpuhost"
 ESP_MOUNT_POINTS = ("/boot/efi", "/efi")
-ESP_ENV = "gpuhost/grubenv"
 UPDATE_S = 600
-
-SNIPPET_HEAD = """#!/bin/sh
-# Managed by gpuhost while a kernel upgrade is under way; see /var/lib/gpuhost/roll.json. It goes with the roll's end.
-exec tail -n +4 "$0"
-"""
-# The request is obeyed only where it could be cleared: on an ESP that can't be written the old kernel boots.
-ESP_ONE_SHOT = """
-insmod part_gpt
-insmod fat
-search --no-floppy --fs-uuid --set=gpuhost_esp {uuid}
-if [ -n "${{gpuhost_esp}}" ]; then
-  load_env --file=(${{gpuhost_esp}})/{env} gpuhost_next
-  if [ -n "${{gpuhost_next}}" ]; then
-    set gpuhost_entry="${{gpuhost_next}}"
-    set gpuhost_next=
-    save_env --file=(${{gpuhost_esp}})/{env} gpuhost_next
-    set gpuhost_next=unread
-    load_env --file=(${{gpuhost_esp}})/{env} gpuhost_next
-    if [ -z "${{gpuhost_next}}" ]; then
-      set default="${{gpuhost_entry}}"
-      set boot_once=true
-    fi
-  fi
-fi
-"""
 
 
 class Grub(boot.Loader):
@@ -154,7 +128,7 @@ class Grub(boot.Loader):
     def _request(self, env: dict[str, str]) -> str | None:
         """The one-shot that is set, in GRUB's own block or in ours."""
         esp = self._esp()
-        ours = self._read_env(f"{esp[0]}/{ESP_ENV}").get("gpuhost_next") if esp else None
+        ours = self._read_env(f"{esp[0]}/{grub_snippet.ESP_ENV}").get("gpuhost_next") if esp else None
         return ours or env.get("next_entry") or None
 
     def _policy(self, config: grub_config.GrubConfig, env: dict[str, str]) -> str | None:
@@ -265,8 +239,8 @@ class Grub(boot.Loader):
     def set_one_shot(self, entry: BootEntry) -> str:
         esp = self._esp()
         if self.one_shot_by() == "ESP" and esp:
-            if f"{ESP_ENV} gpuhost_next" not in (self.host.read(CFG) or ""):
-                return f"{CFG} has no snippet that reads {esp[0]}/{ESP_ENV}"
+            if f"{grub_snippet.ESP_ENV} gpuhost_next" not in (self.host.read(CFG) or ""):
+                return f"{CFG} has no snippet that reads {esp[0]}/{grub_snippet.ESP_ENV}"
             self._write_esp_env(esp[0], entry.id)
             return ""
         config = self._config()
@@ -276,11 +250,11 @@ class Grub(boot.Loader):
         return "" if result.rc == 0 else result.last_line
 
     def _write_esp_env(self, esp: str, request: str) -> None:
-        self.host.write_atomic(f"{esp}/{ESP_ENV}", grub_env.render({"gpuhost_next": request}), None)
+        self.host.write_atomic(f"{esp}/{grub_snippet.ESP_ENV}", grub_env.render({"gpuhost_next": request}), None)
 
     def clear_one_shot(self) -> str:
         esp = self._esp()
-        if esp and self._read_env(f"{esp[0]}/{ESP_ENV}").get("gpuhost_next"):
+        if esp and self._read_env(f"{esp[0]}/{grub_snippet.ESP_ENV}").get("gpuhost_next"):
             self._write_esp_env(esp[0], "")
         if not self._environment().get("next_entry"):
             return ""
@@ -303,24 +277,17 @@ class Grub(boot.Loader):
             if data is None:
                 raise stop("boot.fallback_missing", entry.id, f"{path} does not exist")
             self.host.write_atomic(f"{COPIES}/{os.path.basename(path)}", data, 0o600)
-        if self.one_shot_by() == "ESP" and (esp := self._esp()) and not self.host.exists(f"{esp[0]}/{ESP_ENV}"):
+        if (
+            self.one_shot_by() == "ESP"
+            and (esp := self._esp())
+            and not self.host.exists(f"{esp[0]}/{grub_snippet.ESP_ENV}")
+        ):
             self._write_esp_env(esp[0], "")
-        self.host.write_atomic(SNIPPET, self._snippet(entry).encode(), 0o755)
+        esp = self._esp() if self.one_shot_by() == "ESP" else None
+        text = grub_snippet.render(self.host.read(CFG) or "", entry, os.path.basename(COPIES), esp[1] if esp else None)
+        self.host.write_atomic(SNIPPET, text.encode(), 0o755)
         self.update()
         return True
-
-    def _snippet(self, entry: BootEntry) -> str:
-        """The fallback's menu entry: the running kernel's own, with the paths of the copies."""
-        body = menuentry_body(self.host.read(CFG) or "", entry.id)
-        for path in (entry.linux, *entry.initrd):
-            name = os.path.basename(path)
-            folder = os.path.basename(COPIES)
-            body = re.sub(rf"(?<=/){re.escape(name)}(?=\s|$)", f"{folder}/{name}", body, flags=re.MULTILINE)
-        text = f"menuentry 'gpuhost fallback: {entry.release}' --id {FALLBACK_ID} {{\n{body}}}\n"
-        esp = self._esp()
-        if self.one_shot_by() == "ESP" and esp:
-            text += ESP_ONE_SHOT.format(uuid=esp[1], env=ESP_ENV)
-        return SNIPPET_HEAD + text
 
     def remove_fallback(self) -> bool:
         removed = self.host.remove(SNIPPET)
@@ -329,9 +296,9 @@ class Grub(boot.Loader):
         for name in self.host.names(COPIES):
             removed = self.host.remove(f"{COPIES}/{name}") or removed
         esp = self._esp()
-        if esp and self.host.remove(f"{esp[0]}/{ESP_ENV}"):
+        if esp and self.host.remove(f"{esp[0]}/{grub_snippet.ESP_ENV}"):
             removed = True
-            self.host.remove_empty_folder(f"{esp[0]}/{os.path.dirname(ESP_ENV)}")
+            self.host.remove_empty_folder(f"{esp[0]}/{os.path.dirname(grub_snippet.ESP_ENV)}")
         self.host.remove_empty_folder(COPIES)
         return removed
 
@@ -353,18 +320,3 @@ class Grub(boot.Loader):
 
     def arguments_like_before(self) -> None:
         self.update()
-
-
-def menuentry_body(text: str, entry_id: str) -> str:
-    """The lines between the braces of a menu entry, by the last part of its id path. Raises Stop where it is not there.
-
-    grub-mkconfig writes one statement a line, and a closing brace on a line of its own.
-    """
-    name = entry_id.rsplit(">", 1)[-1]
-    lines = text.splitlines(keepends=True)
-    for index, line in enumerate(lines):
-        if line.lstrip().startswith("menuentry ") and name in re.findall(r"'([^']*)'", line):
-            end = next((at for at in range(index + 1, len(lines)) if lines[at].strip() == "}"), None)
-            if end is not None:
-                return "".join(lines[index + 1 : end])
-    raise stop("boot.fallback_missing", entry_id, f"no menu entry in {CFG}")
