@@ -277,13 +277,9 @@ class Grub(boot.Loader):
             if data is None:
                 raise stop("boot.fallback_missing", entry.id, f"{path} does not exist")
             self.host.write_atomic(f"{COPIES}/{os.path.basename(path)}", data, 0o600)
-        if (
-            self.one_shot_by() == "ESP"
-            and (esp := self._esp())
-            and not self.host.exists(f"{esp[0]}/{grub_snippet.ESP_ENV}")
-        ):
-            self._write_esp_env(esp[0], "")
         esp = self._esp() if self.one_shot_by() == "ESP" else None
+        if esp and not self.host.exists(f"{esp[0]}/{grub_snippet.ESP_ENV}"):
+            self._write_esp_env(esp[0], "")
         text = grub_snippet.render(self.host.read(CFG) or "", entry, os.path.basename(COPIES), esp[1] if esp else None)
         self.host.write_atomic(SNIPPET, text.encode(), 0o755)
         self.update()
