@@ -60,6 +60,7 @@ from ansible.module_utils.gpuhost import (
     return_service,
     steps,
     trial,
+    units,
     workloads,
 )
 from ansible.module_utils.gpuhost.documents import as_dict, utc_now
@@ -88,7 +89,7 @@ def hold(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.D
     fallback = roll.fallback
     if fallback is None:
         policy = trial.record_policy(loader, state, roll.running_before, load(host))
-        fallback = trial.record_fallback(host, loader, roll.running_before, policy)
+        fallback = trial.make_fallback(host, loader, roll.running_before, policy)
     roll = replace(roll, fallback=fallback)
     save(host, roll)
     trial.clear_own_one_shot(loader, roll)
@@ -110,6 +111,7 @@ def boot_trial(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> s
     trial.may_reboot(host, params["host_name"], params["allowed"], params["controller_boot_id"])
     trial.may_boot_trial(host, roll, params["retry_trial"])
     deadman.prove_settings(params["deadline_s"], params["maximum_s"], params["force_after_s"])
+    units.prove_no_inhibitor(host)
     if check:
         return steps.Done(roll, (f"would reboot once into {roll.target}",), answer={"rebooting": False})
     loader = loaders.of(host)

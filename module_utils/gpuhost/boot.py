@@ -139,6 +139,10 @@ class Loader(ABC):
         """The entry to fall back to: the running kernel's own, where the loader leaves that alone."""
         return state.entry(release)
 
+    def fallback_id(self, entry: BootEntry) -> str:
+        """What the fallback of this entry is called, be it there already or not."""
+        return entry.id
+
     def remove_fallback(self) -> bool:
         """Remove what ``add_fallback`` made; whether there was anything."""
         return False

@@ -319,6 +319,12 @@ CAUSES: dict[str, Cause] = _registry(
         NEEDS_PERSON,
     ),
     Cause(
+        "reboot.inhibited",
+        "A program on the host asks that it is not shut down now.",
+        "See systemd-inhibit --list; let that program finish, then run the same command again.",
+        SAFE_STOP,
+    ),
+    Cause(
         "reboot.ssh_refused",
         "The host is up after the reboot, but its ssh server refuses us.",
         "Compare its host key (ssh-keygen -R HOST) and authorized_keys.",

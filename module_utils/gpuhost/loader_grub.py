@@ -1,7 +1,5 @@
 """Plain GRUB, on UEFI or BIOS: /boot/grub/grub.cfg made by grub-mkconfig.
 
-``loaders.py`` does not offer it: no roll over it has been booted yet, so hosts with GRUB are still refused.
-
 update-grub rewrites every entry from one command line, so the running system gets an entry of its own for the time of a
 roll: ``gpuhost-fallback``, with copies of its kernel and initrd in /boot/gpuhost and with today's command line.
 
@@ -265,6 +263,9 @@ class Grub(boot.Loader):
 
     def fallback_of(self, state: BootState, release: str) -> BootEntry | None:
         return state.named(FALLBACK_ID)
+
+    def fallback_id(self, entry: BootEntry) -> str:
+        return FALLBACK_ID
 
     def add_fallback(self, entry: BootEntry) -> bool:
         """Copy kernel and initrd, write the snippet; not where the fallback of this kernel is there already."""

@@ -6,33 +6,38 @@ from . import boot, efi_variables
 from .boot import BootEntry, BootState, FileChange
 from .errors import blocker, stop
 from .host_io import Host
+from .loader_grub import CFG as GRUB_CFG
+from .loader_grub import Grub
 from .loader_systemd_boot import SystemdBoot, mounted_esp
 
-GRUB_CFG = "/boot/grub/grub.cfg"
 PROXMOX_UUIDS = "/etc/kernel/proxmox-boot-uuids"
 """The ESPs that proxmox-boot-tool manages. Without this list it manages none."""
-SUPPORTED = "systemd-boot with kernel-install"
+SUPPORTED = "systemd-boot with kernel-install, or GRUB"
 
 
 def of(host: Host) -> boot.Loader:
     """The loader. Proxmox's tool manages its ESPs itself, whatever loader is on them, so its list comes first."""
     info = efi_variables.read(host, efi_variables.INFO) or ""
-    if info.startswith("systemd-boot") and not host.exists(PROXMOX_UUIDS):
+    if host.exists(PROXMOX_UUIDS):
+        return Unknown(host)
+    if info.startswith("systemd-boot"):
         return SystemdBoot(host)
-    return Unknown(host)
+    return Grub(host) if booted_by_grub(host, info) else Unknown(host)
+
+
+def booted_by_grub(host: Host, info: str) -> bool:
+    """Whether GRUB booted this machine, from the grub.cfg in /boot.
+
+    GRUB 2.12 with its bli module sets LoaderInfo; older ones, and all on BIOS, do not, and then BOOT_IMAGE= on the
+    running command line, which GRUB adds, says so.
+    """
+    says_so = info.startswith("GRUB") if info else "BOOT_IMAGE=" in host.read_line("/proc/cmdline")
+    return says_so and host.exists(GRUB_CFG)
 
 
 def called(host: Host, info: str) -> str:
-    """What this version can't use, by name.
-
-    LoaderInfo is the loader's own word. GRUB 2.12 with its bli module sets it, too; older ones do not, and then it is
-    BOOT_IMAGE= on the running command line, which GRUB adds, that says who booted the machine.
-    """
-    if host.exists(PROXMOX_UUIDS):
-        return "proxmox-boot-tool"
-    if not info and host.exists(GRUB_CFG) and "BOOT_IMAGE=" in host.read_line("/proc/cmdline"):
-        return "GRUB"
-    return info or "unknown"
+    """What this version can't use, by name; LoaderInfo is the loader's own word."""
+    return "proxmox-boot-tool" if host.exists(PROXMOX_UUIDS) else info or "unknown"
 
 
 class Unknown(boot.Loader):

@@ -33,13 +33,32 @@ def record_policy(loader: Loader, state: BootState, release: str, last: Roll | N
     return policy
 
 
+def make_fallback(host: Host, loader: Loader, release: str, policy: str | None) -> Fallback:
+    """Record the fallback, which gets copies of its own where the loader would rewrite the original.
+
+    Nothing that boots by itself changes here. Raises Stop where it is not complete.
+    """
+    own = own_entry(loader, loader.read(), release)
+    loader.add_fallback(own)
+    fallback = record_fallback(host, loader, release, policy)
+    if fallback.entry != loader.fallback_id(own):
+        raise stop("boot.fallback_missing", loader.fallback_id(own), f"{loader.name} does not list it")
+    return fallback
+
+
 def record_fallback(host: Host, loader: Loader, release: str, policy: str | None) -> Fallback:
-    """What boots the running kernel, with hashes. Raises Stop where it is not complete."""
+    """What boots the running kernel now, with hashes. Raises Stop where it is not complete."""
     state = loader.read()
-    entry = loader.fallback_of(state, release)
-    if entry is None:
-        raise stop("boot.fallback_missing", release, f"no entry among {len(state.entries)} of {state.loader}")
+    entry = loader.fallback_of(state, release) or own_entry(loader, state, release)
     return Fallback(entry.id, release, policy, boot.fallback_hashes(host, entry, release))
+
+
+def own_entry(loader: Loader, state: BootState, release: str) -> BootEntry:
+    """The loader's own entry of the running kernel. Raises Stop where there is none."""
+    entry = state.entry(release)
+    if entry is None:
+        raise stop("boot.fallback_missing", release, f"no entry among {len(state.entries)} of {loader.name}")
+    return entry
 
 
 def hold_fallback(loader: Loader, fallback: Fallback) -> bool:
@@ -57,10 +76,8 @@ def hold_fallback(loader: Loader, fallback: Fallback) -> bool:
 
 def held_change(loader: Loader, release: str) -> FileChange | None:
     """The file that holding the fallback changes, for the diff; None where it is held already."""
-    entry = loader.read().entry(release)
-    if entry is None:
-        raise stop("boot.fallback_missing", release, f"no entry in {loader.name}")
-    return loader.default_change(loader.explicit(entry))
+    entry = own_entry(loader, loader.read(), release)
+    return loader.default_change(loader.explicit(replace(entry, id=loader.fallback_id(entry))))
 
 
 def prove_default(state: BootState, fallback: Fallback) -> None:
@@ -132,9 +149,11 @@ def _name(entry: BootEntry | None) -> str:
 def reboot(host: Host, loader: Loader) -> None:
     """Reboot in a second, by a timer of systemd's, so that the answer still gets out.
 
-    Raises Stop where systemd does not take it: nothing would reboot then, and a one-shot must not be left behind.
+    -i, because since systemd 257 a lock of somebody's refuses root's reboot too, in the timer, where nobody sees it:
+    ``units.prove_no_inhibitor`` has looked before. Raises Stop where systemd does not take it: nothing would reboot
+    then, and a one-shot must not be left behind.
     """
-    argv = ["systemd-run", "--on-active=1", "--timer-property=AccuracySec=100ms", "systemctl", "reboot"]
+    argv = ["systemd-run", "--on-active=1", "--timer-property=AccuracySec=100ms", "systemctl", "reboot", "-i"]
     result = host.run(argv)
     if result.rc != 0:
         clear_one_shot(loader)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .documents import Proof
+from .errors import stop
 from .host_io import Host
 
 BLOCKING = (
@@ -41,6 +42,8 @@ STARTED_LIMIT_S = 300.0
 LIST_FAILED = ["systemctl", "list-units", "--failed", "--plain", "--no-legend", "--no-pager", "--full"]
 LIST_JOBS = ["systemctl", "list-jobs", "--plain", "--no-legend", "--no-pager", "--full"]
 MEMBERS = "/etc/pve/.members"
+INHIBITORS = "/run/systemd/inhibit"
+"""One file a lock, in the form KEY=value: WHAT is a list with colons, MODE is block, block-weak or delay."""
 
 _TYPES = "service|socket|target|mount|automount|swap|timer|path|slice|scope|device"
 _UNIT = re.compile(rf"\S+\.(?:{_TYPES})")
@@ -172,3 +175,21 @@ def prove_pve(host: Host, limit_s: float = STARTED_LIMIT_S) -> list[Proof]:
         step = "Look at: systemctl status pve-cluster corosync; pvecm status"
         return [Proof("/etc/pve", False, PVE_CAUSE, f"{reason} after {limit_s:.0f} s", expected, step)]
     return [Proof("/etc/pve", True, None, expected, expected)]
+
+
+def inhibitors(host: Host) -> list[str]:
+    """Who asks that this machine is not shut down, and why; a lock that only delays is none. Source: logind's files."""
+    found = []
+    for name in host.names(INHIBITORS):
+        text = host.read(f"{INHIBITORS}/{name}") if name.isdecimal() else None
+        fields = dict(line.split("=", 1) for line in (text or "").splitlines() if "=" in line)
+        if "shutdown" in fields.get("WHAT", "").split(":") and fields.get("MODE", "").startswith("block"):
+            found.append(f"{fields.get('WHO', 'somebody')}: {fields.get('WHY', 'no reason given')}")
+    return found
+
+
+def prove_no_inhibitor(host: Host) -> None:
+    """Raises Stop(reboot.inhibited) while somebody holds a lock against a shutdown, such as a firmware update."""
+    found = inhibitors(host)
+    if found:
+        raise stop("reboot.inhibited", "systemd-inhibit", "; ".join(found), "no lock against a shutdown")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ INVENTORY = ROOT / "inventory" / "lab" / "hosts.yml"
 CONTAINER = "gpu-ct"
 OLD = "6.1."
 TARGET = "6.12"
+GRUB_DEFAULT_BY_NAME = "/etc/default/grub.d/zz-gpuhost-default.cfg"
 
 
 def lab(*arguments: str, timeout_s: float = 900) -> str:
@@ -108,6 +110,54 @@ def checksums(name: str) -> str:
     return "\n".join(sorted(set(listing.splitlines()))) + guest(name, "dpkg-query", "-W")
 
 
+def roll_file(name: str) -> dict[str, Any]:
+    """The roll file of a machine that answers."""
+    return dict(json.loads(guest(name, "cat", "/var/lib/gpuhost/roll.json")))
+
+
+def assert_as_before(name: str) -> None:
+    """In service on the old kernel, and nothing of the trial left."""
+    assert kernel(name).startswith(OLD)
+    assert container_state(name) == "RUNNING"
+    assert_nothing_left(name)
+    assert guest(name, "apt-mark", "showhold").split() == []
+
+
+def assert_nothing_left(name: str, *settings: str) -> None:
+    """No file of a trial's, no one-shot of any kind. What was set for good, and the default by name, may stay."""
+    names = ("-path", "*gpuhost*", "-not", "-path", "*gpuhost-lab*")
+    left = (
+        guest(name, "find", "/etc", "/boot", *names).split()
+        + guest(name, "find", "/run", "-maxdepth", "1", *names).split()
+    )
+    assert set(left) <= {GRUB_DEFAULT_BY_NAME, *settings}
+    assert "LoaderEntryOneShot" not in guest(name, "ls", "/sys/firmware/efi/efivars")
+    if "grubenv" in guest(name, "find", "/boot/grub", "-name", "grubenv"):
+        assert not re.search(r"^next_entry=.", guest(name, "cat", "/boot/grub/grubenv"), re.MULTILINE)
+
+
+def kill_tree(process: subprocess.Popen[bytes]) -> None:
+    """A controller that loses its power: the command and every process below it, at once."""
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            pid, rest = int(stat.parent.name), stat.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        parents.setdefault(int(rest[1]), []).append(pid)
+    doomed, found = [process.pid], []
+    while doomed:
+        pid = doomed.pop()
+        found.append(pid)
+        doomed += parents.get(pid, [])
+    for pid in found:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    process.wait(30)
+
+
 @dataclass(frozen=True)
 class Run:
     """A finished ``gpuhost`` command."""
@@ -182,3 +232,25 @@ def playbook(runs: Path, name: str, *arguments: str, timeout_s: float = 1800) ->
             argv, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT, timeout=timeout_s, check=False
         ).returncode
     return finished(runs, before, status, log, time.monotonic() - begun)
+
+
+def upgrade_without_a_controller(runs: Path, name: str, *arguments: str, log: Path) -> dict[str, Any]:
+    """Upgrade a machine and lose its controller right after the reboot command; the roll file that it ends with."""
+    command = ("upgrade", "-i", str(INVENTORY), "--limit", name, *arguments)
+    process = start_gpuhost(runs, *command, log=log)
+    end = time.monotonic() + 900
+    while "rebooting" not in log.read_text():
+        assert time.monotonic() < end, log.read_text()[-3000:]
+        assert process.poll() is None, log.read_text()[-3000:]
+        time.sleep(0.5)
+    kill_tree(process)
+    end = time.monotonic() + 900
+    while True:
+        assert time.monotonic() < end, f"{name} did not come back by itself"
+        time.sleep(5)
+        try:
+            status = roll_file(name)
+        except (AssertionError, ValueError, subprocess.TimeoutExpired):
+            continue
+        if status["state"] != "open":
+            return status

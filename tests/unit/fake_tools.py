@@ -59,7 +59,7 @@ def bootctl(host: FakeHost, argv: list[str]) -> Answer:
 
 
 def systemd_run(host: FakeHost, argv: list[str]) -> Answer:
-    host.rebooting = host.rebooting or argv[-2:] == ["systemctl", "reboot"]
+    host.rebooting = host.rebooting or argv[-3:] == ["systemctl", "reboot", "-i"]
     return 0, "", "Running timer as unit: run-r1.timer"
 
 

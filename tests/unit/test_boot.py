@@ -83,9 +83,22 @@ def test_another_loader_is_named(host: FakeHost) -> None:
     assert loaders.of(host).read().loader == "rEFInd 0.13"
     set_variable(host, "LoaderInfo", None)
     assert loaders.of(host).read().loader == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("info", "line", "name"),
+    [
+        (None, f"BOOT_IMAGE=/boot/vmlinuz-{OLD} root=/dev/vda2 ro\n", "grub"),  # BIOS, or GRUB before 2.12
+        ("GRUB 2.12", "root=/dev/vda2 ro\n", "grub"),
+        (None, "root=/dev/vda2 ro\n", "unknown"),  # a kernel booted by the firmware, with GRUB still installed
+        ("systemd-boot 252.39", f"BOOT_IMAGE=/boot/vmlinuz-{OLD} ro\n", "systemd-boot"),
+    ],
+)
+def test_the_loader_is_known_by_what_it_says(host: FakeHost, info: str | None, line: str, name: str) -> None:
+    set_variable(host, "LoaderInfo", info)
     host.put("/boot/grub/grub.cfg", "")
-    host.put("/proc/cmdline", f"BOOT_IMAGE=/boot/vmlinuz-{OLD} root=/dev/vda2 ro\n")
-    assert loaders.of(host).read().loader == "GRUB"
+    host.put("/proc/cmdline", line)
+    assert loaders.of(host).name == name
 
 
 def test_the_tool_that_manages_the_esps_comes_before_the_loader_on_them(host: FakeHost) -> None:

@@ -10,6 +10,7 @@ import pytest
 from fake_host import FakeHost
 
 from gpuhost import units
+from gpuhost.errors import Stop
 from gpuhost.units import Job
 
 FAILED = """\
@@ -204,3 +205,24 @@ def test_pve_is_waited_for_and_its_end_is_a_cause(tmp_path: Path) -> None:
     )
     host.put("/etc/pve/.members", json.dumps(STANDALONE))
     assert [proof.ok for proof in units.prove_pve(host, limit_s=30)] == [True]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("WHAT=shutdown:sleep\nMODE=block\nWHO=fwupd\nWHY=firmware update\n", ["fwupd: firmware update"]),
+        ("WHAT=shutdown\nMODE=block-weak\nWHO=session\nWHY=unsaved work\n", ["session: unsaved work"]),
+        ("WHAT=shutdown\nMODE=delay\nWHO=unattended-upgrades\nWHY=stop gracefully\n", []),
+        ("WHAT=handle-lid-switch\nMODE=block\nWHO=desktop\nWHY=lid\n", []),
+    ],
+)
+def test_only_a_lock_that_blocks_a_shutdown_is_an_inhibitor(tmp_path: Path, text: str, found: list[str]) -> None:
+    host = FakeHost(tmp_path)
+    host.put("/run/systemd/inhibit/3", "# This is private data. Do not parse.\n" + text)
+    assert units.inhibitors(host) == found
+    if found:
+        with pytest.raises(Stop) as raised:
+            units.prove_no_inhibitor(host)
+        assert raised.value.blocker.cause == "reboot.inhibited"
+    else:
+        units.prove_no_inhibitor(host)
