@@ -39,7 +39,7 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
 
     def install(roll: Roll) -> steps.Done:
         target = Target(**roll.plan["target"])
-        lines = [] if check else packages.finish_interrupted(host, params["timeout_s"])
+        lines = [] if check else packages.finish_interrupted(host, target, params["timeout_s"])
         simulation = packages.simulate(host, target, params["apt_lock_timeout_s"])
         if simulation.changes and not check:
             packages.install(host, target, params["apt_lock_timeout_s"], params["timeout_s"])

@@ -16,6 +16,7 @@ BIN = Path(sys.executable).parent
 TIMES = ROOT / "build" / "test-times.json"
 PYTHON_FOLDERS = ["module_utils/gpuhost", "library", "action_plugins", "callback_plugins", "cli", "gpu_checks"]
 TICK_S = 10
+FULL = "tests/lab/full"
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,10 @@ STEPS = [
     Step("generated pages are up to date", tool("python", "-m", "gpuhost_cli.docs", "--check"), 2, "lint"),
     Step("units", pytest("tests/unit", "tests/gpu", "-q", "--timeout", "300"), 150, "unit"),
     Step("plays", pytest("tests/integration", "-q", "--timeout", "600"), 120, "play"),
-    Step("lab", pytest("tests/lab", "-v", "-x", "--timeout", "2400"), 1500, "lab"),
+    Step("lab", pytest("tests/lab", "-v", "-x", "--timeout", "2400", "--ignore", FULL), 1500, "lab"),
 ]
+FULL_STEPS = [Step("every trial", pytest(FULL, "-v", "--timeout", "4800"), 5400, "full")]
+"""What ``make test-full`` adds."""
 
 
 def read_times() -> dict[str, float]:
@@ -108,9 +111,11 @@ def run_step(step: Step, begun: float, expected: float) -> tuple[int, float]:
 def main() -> int:
     """Run the steps; all of a group that failed are shown, later groups are not begun."""
     made = argparse.ArgumentParser(description=__doc__)
-    made.add_argument("--only", action="append", choices=sorted({step.group for step in STEPS}))
+    made.add_argument("--only", action="append", choices=sorted({step.group for step in [*STEPS, *FULL_STEPS]}))
+    made.add_argument("--full", action="store_true", help="the long scenarios too")
     options = made.parse_args()
-    steps = [step for step in STEPS if not options.only or step.group in options.only]
+    known = [*STEPS, *FULL_STEPS]
+    steps = [step for step in known if step.group in (options.only or [])] or (known if options.full else STEPS)
     begun, times, failed, group = time.monotonic(), read_times(), [], ""
     for step in steps:
         if failed and step.group != group:

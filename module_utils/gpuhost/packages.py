@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 
 from . import apt, dkms, kernel
@@ -22,7 +22,6 @@ UNKEEP = "gpuhost-unhold"
 UNKEEP_SERVICE = """# Managed by gpuhost: ends the hold on the old kernel's packages, then goes.
 [Unit]
 Description=gpuhost: the new kernel has been good for long enough, the old one may go
-
 StartLimitIntervalSec=0
 
 [Service]
@@ -42,6 +41,8 @@ Persistent=true
 WantedBy=timers.target
 """
 
+PURGE_S = 900
+"""A purge runs the kernel's removal hooks."""
 LOCKED = re.compile(r"\block\b|lock-frontend|is another process using it")
 
 
@@ -81,15 +82,18 @@ def simulate(host: Host, target: Target, lock_timeout_s: int) -> Simulation:
     return Simulation(tuple(wanted), transaction, tuple(_lines(transaction)))
 
 
-def finish_interrupted(host: Host, timeout_s: int) -> list[str]:
+def finish_interrupted(host: Host, target: Target, timeout_s: int) -> list[str]:
     """Configure what an interrupted dpkg has left, as apt asks for before it does anything. Returns the packages."""
     broken = list(apt.half_configured(read_packages(host)))
     if not broken and not host.names("/var/lib/dpkg/updates"):
         return []
+    started = host.clock()
     result = host.run(["dpkg", "--force-confdef", "--force-confold", "--configure", "-a"], timeout_s=timeout_s)
+    if result.rc != 0 and LOCKED.search(result.stderr):
+        raise stop("apt.locked", "dpkg --configure -a", result.last_line)
     if result.rc != 0:
-        code = "apt.locked" if LOCKED.search(result.stderr) else "apt.half_configured"
-        raise stop(code, "dpkg --configure -a", result.last_line)
+        failure = _dkms_failure(host, target, started)
+        raise take_back(host, target, failure or stop("apt.half_configured", "dpkg --configure -a", result.last_line))
     return [f"configured {name}, which an interrupted dpkg had left" for name in broken]
 
 
@@ -101,7 +105,26 @@ def install(host: Host, target: Target, lock_timeout_s: int, timeout_s: int) -> 
     )
     host.sync()
     if result.rc != 0:
-        raise _dkms_failure(host, target, started) or _failure(result, target)
+        raise take_back(host, target, _dkms_failure(host, target, started) or _failure(result, target))
+
+
+def take_back(host: Host, target: Target, failure: Stop) -> Stop:
+    """Remove what dpkg could not finish of the target kernel; the failure, with what came of that.
+
+    A kernel whose hooks fail (DKMS does not build) stays half configured, and then every later apt run on the host
+    fails too, security updates included. Nothing depends on the new kernel yet, and it is not the one that runs.
+    """
+    names = [state.name for state in read_packages(host).values() if state.broken and target.release in state.name]
+    if not names or host.read_line("/proc/sys/kernel/osrelease") == target.release:
+        return failure
+    result = host.run(["dpkg", "--purge", *sorted(names)], timeout_s=PURGE_S)
+    host.sync()
+    left = apt.half_configured(read_packages(host))
+    note = f"taken back: {', '.join(sorted(names))}"
+    if left:
+        note = f"dpkg --purge {' '.join(sorted(names))}: {result.last_line}; half configured: {', '.join(left)}"
+    found = failure.blocker
+    return Stop(replace(found, observed=f"{found.observed} ({note})"), failure.documents)
 
 
 def keep(host: Host, release: str) -> tuple[str, ...]:
@@ -169,7 +192,7 @@ def _dkms_failure(host: Host, target: Target, started: float) -> Stop | None:
     return None
 
 
-def _failure(result: Result, target: Target) -> Exception:
+def _failure(result: Result, target: Target) -> Stop:
     text = apt.parse_apt_error(f"{result.stderr}\n{result.stdout}") or result.last_line
     if LOCKED.search(text):
         return stop("apt.locked", "apt", text)

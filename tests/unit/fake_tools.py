@@ -164,7 +164,11 @@ def apt_get(host: FakeHost, argv: list[str]) -> Answer:
 
 
 def dpkg(host: FakeHost, argv: list[str]) -> Answer:
-    """``--configure -a``."""
+    """``--configure -a`` and ``--purge NAME...``."""
+    if "--purge" in argv:
+        for name in argv[argv.index("--purge") + 1 :]:
+            host.packages.pop(name)
+        return 0, "", ""
     _install(host, [(name, version) for name, (version, state) in host.packages.items() if state in ("iF", "iU")])
     return 0, "", ""
 

@@ -135,6 +135,46 @@ def test_an_interrupted_installation_is_finished(host: FakeHost, state: str) -> 
     assert host.packages[f"linux-image-{NEW}"] == ("6.12.117-1", "ii")
 
 
+def test_a_kernel_whose_hooks_fail_is_taken_back(host: FakeHost, target: Target) -> None:
+    """dkms fails in the kernel's hook: dpkg would stay broken, and every later apt run with it."""
+    log = f"/var/lib/dkms/nvidia/550.1/build/{NEW}/x86_64/log/make.log"
+
+    def fails(_: FakeHost, argv: list[str]) -> tuple[int, str, str]:
+        host.packages[f"linux-headers-{NEW}"] = ("6.12.117-1", "ii")
+        host.packages[f"linux-image-{NEW}"] = ("6.12.117-1", "iF")
+        host.put(log, f"DKMS make.log for nvidia-550.1 for kernel {NEW}\nnv.c:1: error: implicit declaration of 'x'\n")
+        return 100, "", f"dpkg: error processing package linux-image-{NEW} (--configure):\n"
+
+    host.programs["apt-get",] = fails
+    before = dict(host.packages)
+    with pytest.raises(Stop) as caught:
+        packages.install(host, target, 10, 10)
+    assert caught.value.blocker.cause == "dkms.not_built"
+    assert "implicit declaration" in caught.value.blocker.observed
+    assert f"taken back: linux-image-{NEW}" in caught.value.blocker.observed
+    assert host.packages == {**before, f"linux-headers-{NEW}": ("6.12.117-1", "ii")}
+    assert host.ran("dpkg")[-1] == ["dpkg", "--purge", f"linux-image-{NEW}"]
+
+
+def test_what_can_not_be_taken_back_is_named(host: FakeHost, target: Target) -> None:
+    host.packages[f"linux-image-{NEW}"] = ("6.12.117-1", "iF")
+    host.programs["apt-get",] = (100, "", "E: Sub-process /usr/bin/dpkg returned an error code (1)\n")
+    host.programs["dpkg",] = (1, "", "dpkg: error: dependency problems\n")
+    with pytest.raises(Stop) as caught:
+        packages.install(host, target, 10, 10)
+    assert f"half configured: linux-image-{NEW} (iF)" in caught.value.blocker.observed
+    assert "dependency problems" in caught.value.blocker.observed
+
+
+def test_the_kernel_that_runs_is_never_taken_back(host: FakeHost, target: Target) -> None:
+    host.put("/proc/sys/kernel/osrelease", f"{NEW}\n")
+    host.packages[f"linux-image-{NEW}"] = ("6.12.117-1", "iF")
+    host.programs["apt-get",] = (100, "", "E: Sub-process /usr/bin/dpkg returned an error code (1)\n")
+    with pytest.raises(Stop):
+        packages.install(host, target, 10, 10)
+    assert host.ran("dpkg") == []
+
+
 def test_packages_that_can_not_be_configured_are_a_stop(host: FakeHost) -> None:
     step(host, "gpuhost_boot_trial", action="hold", plan=plan_of(host))
     host.packages["odd"] = ("1", "iF")

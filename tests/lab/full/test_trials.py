@@ -1,4 +1,4 @@
-"""Every trial of ``scenarios.py``, booted for real by ``make test-full``; one of them: pytest tests/lab/full -k grub-b."""
+"""Every trial of ``scenarios.py``, booted for real by ``make test-full``; one: pytest tests/lab/full -k grub-b."""
 
 from __future__ import annotations
 
