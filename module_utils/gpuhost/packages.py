@@ -12,12 +12,12 @@ from .errors import Stop, stop
 from .host_io import Host, Result
 from .survey import read_packages
 
+SIMULATE = ["apt-get", "-q", "-y", "-s", "--no-install-recommends"]
+"""Without --no-remove: what it would remove is to be seen, not only that it would."""
 APT = [
     "apt-get", "-q", "-y", "--no-install-recommends", "--no-remove",
     "-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold", "-o", "Dpkg::Use-Pty=0",
 ]  # fmt: skip
-
-
 UNKEEP = "gpuhost-unhold"
 UNKEEP_SERVICE = """# Managed by gpuhost: ends the hold on the old kernel's packages, then goes.
 [Unit]
@@ -72,7 +72,7 @@ def simulate(host: Host, target: Target, lock_timeout_s: int) -> Simulation:
     """Ask apt what it would do. Raises Stop where it can't, or where it would touch what keeps the host alive."""
     wanted = arguments(target)
     # apt's own waiting for the lock: a simulation takes none, and so never waits.
-    result = host.run([*APT, "-s", "install", *wanted], timeout_s=lock_timeout_s + 120)
+    result = host.run([*SIMULATE, "install", *wanted], timeout_s=lock_timeout_s + 120)
     if result.rc != 0:
         raise _failure(result, target)
     transaction = apt.parse_simulation(result.stdout)

@@ -1,0 +1,73 @@
+"""What stops a roll before any container does, on a real machine: a damaged initramfs, a driver that does not compile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.lab.lab import CONTAINER, INVENTORY, OLD, TARGET, container_state, gpuhost, guest, kernel, lab
+
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("machines")]
+INSTALLED, UNTOUCHED = "roll4", "roll3"
+TOO_OLD = """
+import glob
+for path in glob.glob("/usr/src/nvidia-*/nvidia.c"):
+    text = open(path).read()
+    guard = "#include <linux/version.h>\\n#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 12, 0)\\n"
+    open(path, "w").write(guard + "#error this driver knows no 6.12\\n#endif\\n" + text)
+"""
+
+
+def init_of_container(name: str) -> str:
+    """The process id of the container's init: another one after a restart."""
+    return guest(name, "lxc-info", "-n", CONTAINER, "-p", "-H").strip()
+
+
+def test_a_damaged_initramfs(runs: Path) -> None:
+    prepare = ("prepare", "-i", str(INVENTORY), "--limit", INSTALLED, "--target", TARGET)
+    assert gpuhost(runs, *prepare).exit_status == 0
+    init = init_of_container(INSTALLED)
+    release = next(
+        line.removeprefix("vmlinuz-")
+        for line in guest(INSTALLED, "ls", "/boot").split()
+        if line.startswith(f"vmlinuz-{TARGET}")
+    )
+    image = f"/boot/initrd.img-{release}"
+    guest(INSTALLED, "truncate", "--size", "12M", image)
+    guest(INSTALLED, "kernel-install", "add", release, f"/boot/vmlinuz-{release}", image)
+
+    run = gpuhost(runs, *prepare)
+
+    assert run.exit_status == 5, run.output[-3000:]
+    assert run.causes(INSTALLED) == ["boot.initramfs_damaged"]
+    assert image in run.output
+    assert init_of_container(INSTALLED) == init
+    # the way out that it names
+    guest(INSTALLED, "update-initramfs", "-u", "-k", release, timeout_s=600)
+    assert gpuhost(runs, *prepare).exit_status == 0
+    assert gpuhost(runs, "rollback", "-i", str(INVENTORY), "--limit", INSTALLED).exit_status == 0
+    assert init_of_container(INSTALLED) == init
+
+
+def test_a_driver_that_does_not_compile_on_the_new_kernel(runs: Path) -> None:
+    lab("stop", "--name", INSTALLED)
+    lab("start", "--name", UNTOUCHED)
+    guest(UNTOUCHED, "lxc-start", "-n", CONTAINER)
+    guest(UNTOUCHED, "python3", "-c", TOO_OLD)
+    init = init_of_container(UNTOUCHED)
+
+    run = gpuhost(runs, "upgrade", "-i", str(INVENTORY), "--limit", UNTOUCHED, "--target", TARGET)
+
+    assert run.exit_status == 5, run.output[-3000:]
+    assert run.causes(UNTOUCHED) == ["dkms.not_built"]
+    assert "this driver knows no 6.12" in run.output
+    assert kernel(UNTOUCHED).startswith(OLD)
+    assert container_state(UNTOUCHED) == "RUNNING"
+    assert init_of_container(UNTOUCHED) == init
+    # the package system is in order, and what boots by itself is the old kernel
+    assert guest(UNTOUCHED, "dpkg", "--audit") == ""
+    assert "linux-image-6.12" not in guest(UNTOUCHED, "dpkg-query", "-W")
+    assert "vmlinuz-6.12" not in guest(UNTOUCHED, "ls", "/boot")
+    guest(UNTOUCHED, "apt-get", "-s", "install", "-y", "lxc")
+    assert "6.12" not in guest(UNTOUCHED, "ls", "/boot/efi/loader/entries")
