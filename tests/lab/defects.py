@@ -7,12 +7,13 @@ What goes into an initramfs gets into that of 6.12 when its package is installed
 
 from __future__ import annotations
 
-from tests.lab.lab import guest
+from tests.lab.lab import CONTAINER, guest
 
 NEW_KERNEL = "6.12.*"
 OLD_KERNEL = "6.1.*"
 INITRAMFS_SCRIPTS = "/etc/initramfs-tools/scripts"
 LABEL = "lab-scratch"
+SLOW_PYTHON = "/usr/local/bin/slow-python"
 SCRATCH_IMAGE = "/var/lib/lab-scratch.img"
 SCRATCH_FOLDER = "/srv/scratch"
 SCRATCH_UNIT = "lab-scratch.service"
@@ -79,6 +80,12 @@ WantedBy=local-fs.target
     # as the next boot does it, so that the line is proved right on the old kernel
     guest(name, "udevadm", "settle")
     guest(name, "mount", SCRATCH_FOLDER)
+
+
+def slow_interpreter(name: str) -> None:
+    """The workload's interpreter takes two and a half minutes to begin, as one on a slow network share does."""
+    script = '#!/bin/sh\nsleep 150\nexec /usr/bin/python3 "$@"\n'
+    _write(name, f"/var/lib/lxc/{CONTAINER}/rootfs{SLOW_PYTHON}", script, mode="755")
 
 
 def _write(name: str, path: str, text: str, mode: str = "644") -> None:

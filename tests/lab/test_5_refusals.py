@@ -1,4 +1,4 @@
-"""What stops a roll before any container does, on a real machine: a damaged initramfs, a driver that does not compile."""
+"""What stops a roll before any container does, on a real machine: a damaged initramfs, a driver that won't compile."""
 
 from __future__ import annotations
 

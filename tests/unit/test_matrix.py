@@ -20,7 +20,7 @@ def rows() -> dict[str, list[str]]:
 
 
 def test_every_scenario_has_a_row_and_every_row_a_scenario() -> None:
-    assert list(rows()) == [scenario.key for scenario in SCENARIOS] == list("abcdefgh")
+    assert list(rows()) == [scenario.key for scenario in SCENARIOS] == list("abcdefghi")
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda item: item.key)

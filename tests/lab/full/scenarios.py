@@ -70,6 +70,14 @@ SCENARIOS = (
         "system maintenance",
     ),
     Scenario("h", "root not found in the initramfs", "trial.expired", (SYSTEMD_BOOT, GRUB), defects.root_not_found),
+    Scenario(
+        "i",
+        "gate longer than the deadline",
+        None,
+        (SYSTEMD_BOOT,),
+        defects.slow_interpreter,
+        (*DEADLINE, "-e", f"gpu_gate_python={defects.SLOW_PYTHON}"),
+    ),
 )
 CASES = [
     (scenario, loader)
