@@ -25,7 +25,7 @@ STAGE_HELP = {
     "gate": "measure the GPU work and judge it",
     "promote": "gate again, then make the new kernel the default (needs an open roll)",
     "hand_back": "start what ran before, close the roll",
-    "rollback": "end an open roll on the old kernel",
+    "rollback": "go back to an older kernel (--to), or end an open roll on the kernel that ran before it",
     "status": "where each host stands and what is armed on it: roll, one-shot, dead-man, holds",
 }
 WITH_TARGET = ("upgrade", "plan", "prepare")
@@ -70,6 +70,14 @@ def _stage_parser(made: argparse.ArgumentParser, name: str) -> None:
         made.add_argument(
             "--target", default="", metavar="RELEASE", help="exact kernel release, or a prefix such as 6.12"
         )
+    if name == "rollback":
+        made.add_argument(
+            "--to",
+            type=kernel_name,
+            metavar="RELEASE",
+            help="older kernel to go back to: a release, or a prefix as 6.1",
+        )
+    if name in (*WITH_TARGET, "rollback"):
         made.add_argument("--retry-trial", action="store_true", help="one more trial boot of a kernel that came back")
     _runs_option(made)
 
@@ -86,6 +94,13 @@ def batches(text: str) -> list[int | str]:
     return [part if part.endswith("%") else int(part) for part in parts]
 
 
+def kernel_name(text: str) -> str:
+    """The kernel to go back to. An empty name, of a script's unset variable, would be the other rollback."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("a kernel's name is missing; without --to an open roll is ended")
+    return text.strip()
+
+
 def request_of(options: argparse.Namespace) -> Request:
     """The playbook call that a parsed command line asks for."""
     variables: dict[str, Any] = {}
@@ -95,8 +110,12 @@ def request_of(options: argparse.Namespace) -> Request:
         variables["roll_batches"] = options.batches
     if options.command in WITH_TARGET:
         variables["target"] = options.target
-        if options.retry_trial:
-            variables["boot_trial_retry"] = True
+    if options.command == "rollback":
+        if options.retry_trial and not options.to:
+            raise InputError("--retry-trial goes with --to: without it nothing is booted on trial")
+        variables["rollback_to"] = options.to or ""  # said in any case: it beats the inventory's
+    if getattr(options, "retry_trial", False):
+        variables["boot_trial_retry"] = True
     if options.command in ("prepare", "plan"):
         variables["kernel_upgrade_needs_reboot"] = options.command == "plan"
     extra = [item for text in options.extra_vars for item in ("-e", text)]

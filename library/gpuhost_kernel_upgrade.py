@@ -25,13 +25,26 @@ RETURN = r"""
 lines: {description: What differed and was changed, a line each., returned: success, type: list, elements: str}
 """
 
+from dataclasses import replace
 from typing import Any
 
-from ansible.module_utils.gpuhost import packages, steps
+from ansible.module_utils.gpuhost import kernel, packages, steps
 from ansible.module_utils.gpuhost.documents import Target
+from ansible.module_utils.gpuhost.errors import stop
 from ansible.module_utils.gpuhost.host_io import Host
 from ansible.module_utils.gpuhost.module import run_module
 from ansible.module_utils.gpuhost.rollfile import Roll
+
+
+def prove_files(host: Host, target: Target) -> None:
+    """Raises Stop(target.incomplete) where dpkg has a kernel of which somebody has deleted the files."""
+    places = (f"/boot/vmlinuz-{target.release}", f"/lib/modules/{target.release}")
+    gone = [path for path in places if not host.exists(path)]
+    if gone:
+        observed = f"dpkg has it installed, but {' and '.join(gone)} do not exist"
+        again = f"apt-get install --reinstall {target.image_package}={target.image_version}"
+        way_out = f"Install it again: {again}"
+        raise stop("target.incomplete", target.image_package, observed, "image and modules", way_out)
 
 
 def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
@@ -43,7 +56,15 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
         simulation = packages.simulate(host, target, params["apt_lock_timeout_s"])
         if simulation.changes and not check:
             packages.install(host, target, params["apt_lock_timeout_s"], params["timeout_s"])
-        return steps.Done(roll, (*lines, *simulation.lines))
+        if not (simulation.changes and check):
+            prove_files(host, target)
+        lines += simulation.lines
+        if kernel.is_older(target.release, roll.running_before) and not check:
+            # apt's autoremove takes the older kernels first.
+            held = packages.keep(host, target.release)
+            roll = replace(roll, kept_packages=(*roll.kept_packages, *held))
+            lines += [f"packages held: {', '.join(held)}"] if held else []
+        return steps.Done(roll, tuple(lines))
 
     return steps.run_step(host, params, check, "prepare", "install kernel and headers", install)
 

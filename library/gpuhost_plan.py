@@ -13,6 +13,8 @@ options:
   facts: {description: Facts of the host as M(gpuhost_facts) gives them., type: dict, required: true}
   run_id: {description: Name of the run., type: str, required: true}
   target: {description: 'Kernel release, or a prefix such as 6.12; empty continues a roll.', type: str, default: ""}
+  rollback_to: {description: 'An older kernel to go back to, as O(target) has it; empty plans an upgrade.', type: str,
+                default: ""}
   reboot_allowed: {description: The inventory's consent to a reboot., type: bool, default: false}
   needs_reboot: {description: False where only what needs no downtime is asked for., type: bool, default: true}
   gate_required: {description: Checks that the host must pass., type: list, elements: str, default: []}
@@ -56,7 +58,7 @@ def argument_value(key: str, value: Any) -> str | None:
 def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Plan; a blocker is a failure that still carries the plan."""
     wishes = Wishes(
-        target=params["target"],
+        target=params["rollback_to"] or params["target"],
         reboot_allowed=params["reboot_allowed"],
         gate_required=tuple(params["gate_required"]),
         gate_targets=tuple(params["gate_targets"]),
@@ -68,7 +70,8 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
         retry_trial=params["retry_trial"],
         needs_reboot=params["needs_reboot"],
     )
-    plan = make_plan(params["facts"], wishes, params["run_id"], host.read_line(BOOT_ID))
+    back = bool(params["rollback_to"])
+    plan = make_plan(params["facts"], wishes, params["run_id"], host.read_line(BOOT_ID), back)
     document = as_dict(plan)
     if plan.blockers:
         raise Stop(plan.blockers[0], (document,))
@@ -83,6 +86,7 @@ def main() -> None:
             "facts": {"type": "dict", "required": True},
             "run_id": {"type": "str", "required": True},
             "target": {"type": "str", "default": ""},
+            "rollback_to": {"type": "str", "default": ""},
             "reboot_allowed": {"type": "bool", "default": False},
             "needs_reboot": {"type": "bool", "default": True},
             "gate_required": {"type": "list", "elements": "str", "default": []},

@@ -109,8 +109,19 @@ CAUSES: dict[str, Cause] = _registry(
     Cause(
         "target.not_newer",
         "The target is older than the running kernel.",
-        "Choose a newer target: this version does not go to an older kernel.",
+        "Choose a newer target, or go back to this one: gpuhost rollback --to RELEASE",
         USAGE,
+    ),
+    Cause(
+        "target.not_older",
+        "The kernel to go back to is not older than the running one.",
+        "Go there with: gpuhost upgrade --target RELEASE",
+        USAGE,
+    ),
+    Cause(
+        "target.incomplete",
+        "Files of the target kernel are gone, although dpkg has its package installed.",
+        "Install it again: apt-get install --reinstall PACKAGE",
     ),
     Cause(
         "loader.unsupported",
@@ -127,6 +138,31 @@ CAUSES: dict[str, Cause] = _registry(
         "boot.esp_read_only",
         "The ESP can't be written; the kernel remounts a vfat read-only when it finds an error in it.",
         "umount it, fsck.vfat -a on its device (package dosfstools), mount it, then run the same command again.",
+    ),
+    Cause(
+        "boot.esp_list_bad",
+        "The list of ESPs has something that proxmox-boot-tool passes over without an error.",
+        "Put one UUID a line into /etc/kernel/proxmox-boot-uuids, each with a line end; then proxmox-boot-tool refresh",
+    ),
+    Cause(
+        "boot.esp_unreachable",
+        "An ESP on proxmox-boot-tool's list can't be read or written.",
+        "Bring its disk back; one that is gone for good goes off the list with: proxmox-boot-tool clean",
+    ),
+    Cause(
+        "boot.esp_differs",
+        "The ESPs do not all hold what they should.",
+        "Run proxmox-boot-tool refresh and read what it says: it returns 0 where it skips an ESP.",
+    ),
+    Cause(
+        "boot.esp_mixed",
+        "The ESPs have different boot loaders, or another one than has booted this machine.",
+        "Bring all to one loader: proxmox-boot-tool init PARTITION, or init PARTITION grub. Then boot one of them.",
+    ),
+    Cause(
+        "boot.next_boot_pin",
+        "A kernel is pinned for the next boot, which does not fall back when that kernel panics.",
+        "Take it back with: proxmox-boot-tool kernel unpin --next-boot, then proxmox-boot-tool refresh",
     ),
     Cause(
         "boot.efi_default_set",
@@ -205,6 +241,52 @@ CAUSES: dict[str, Cause] = _registry(
         "Rebuild it with: update-initramfs -u -k TARGET",
     ),
     Cause(
+        "boot.initramfs_damaged",
+        "The target kernel's initramfs can't be unpacked to its end.",
+        "Rebuild it with: update-initramfs -u -k TARGET",
+    ),
+    Cause(
+        "boot.initramfs_tool_missing",
+        "The program that unpacks this host's initramfs is not installed, so nothing is known of what is inside.",
+        "Install the package that is named (apt-get install zstd), then run the same command again.",
+    ),
+    Cause(
+        "boot.initramfs_foreign_modules",
+        "The target kernel's initramfs holds the modules of another kernel.",
+        "Rebuild it with: update-initramfs -u -k TARGET",
+    ),
+    Cause(
+        "boot.modprobe_options",
+        "A module option that was asked for would not be in force on the target.",
+        "Look at the file that is named; then rebuild the initramfs: update-initramfs -u -k TARGET",
+    ),
+    Cause(
+        "boot.module_missing",
+        "The target kernel lacks a module that this host needs for its disks or its network.",
+        "Install or build the module that is named for the target (linux-modules-extra, dkms autoinstall -k TARGET), "
+        "then rebuild its initramfs: update-initramfs -u -k TARGET",
+    ),
+    Cause(
+        "boot.modules_extra_missing",
+        "The running kernel has Ubuntu's package of further drivers, the target kernel has not.",
+        "Install it: apt-get install linux-modules-extra-TARGET",
+    ),
+    Cause(
+        "boot.depmod_stale",
+        "The target's module index does not match its module files, so modprobe would not find them.",
+        "Run: depmod TARGET",
+    ),
+    Cause(
+        "boot.kexec_armed",
+        "A reboot would jump into a kernel that kexec has loaded, past the boot loader and its one-shot.",
+        "Unload it (kexec -u) and set LOAD_KEXEC=false in /etc/default/kexec.",
+    ),
+    Cause(
+        "net.name_unpinned",
+        "The network card of the default route may get another name under the target kernel.",
+        "Pin it with a .link file: [Match] MACAddress=..., [Link] Name=...",
+    ),
+    Cause(
         "boot.fallback_changed",
         "Kernel, initrd, options or driver of the fallback are not what they were before the roll.",
         "Do not reboot. Compare with the hashes in the roll file; restore the entry of the running kernel.",
@@ -227,6 +309,11 @@ CAUSES: dict[str, Cause] = _registry(
         "Read the list of packages; resolve it on the host by hand.",
     ),
     Cause(
+        "apt.held",
+        "A package that the target needs is on hold.",
+        "Decide about the hold yourself (apt-mark unhold PACKAGE), then run the same command again.",
+    ),
+    Cause(
         "apt.half_configured",
         "Packages on the host are half configured.",
         "Repair them with: dpkg --configure -a",
@@ -239,7 +326,8 @@ CAUSES: dict[str, Cause] = _registry(
     Cause(
         "dkms.not_built",
         "DKMS has not built the driver for the target kernel.",
-        "Look at the make.log that is named; a driver too old for the kernel has to be upgraded first.",
+        "Build it with: dkms autoinstall -k TARGET. Where that fails, its make.log says why; a driver too old for the "
+        "kernel has to be upgraded first.",
     ),
     Cause(
         "dkms.module_missing",
@@ -270,6 +358,36 @@ CAUSES: dict[str, Cause] = _registry(
         "driver.run_without_dkms",
         "The driver was installed for the running kernel only, and nothing builds it for another one.",
         "Run NVIDIA's installer again with --dkms, or install the driver's packages.",
+    ),
+    Cause(
+        "driver.precompiled_missing",
+        "The driver comes as a precompiled package for each kernel, and there is none for the target.",
+        "Install the package that is named, or choose a target that has one.",
+    ),
+    Cause(
+        "driver.too_old",
+        "The driver is too old to be built for the target kernel.",
+        "Upgrade the driver to the version that is named first, or choose an older target.",
+    ),
+    Cause(
+        "driver.wrong_flavour",
+        "The driver's open or proprietary kernel modules can't drive the GPUs of this host.",
+        "Install the flavour or the version that is named.",
+    ),
+    Cause(
+        "driver.nouveau_not_kept_away",
+        "nouveau or nova could take the GPUs before the NVIDIA driver does.",
+        "Write 'blacklist nouveau' (nova_core, nova_drm) to /etc/modprobe.d, then: update-initramfs -u -k TARGET",
+    ),
+    Cause(
+        "driver.reboot_pending",
+        "The driver's libraries were replaced since the last boot: what is stopped now can't use a GPU on this kernel.",
+        "Nothing to do before the roll; a way back to the old kernel ends with the new libraries, too.",
+    ),
+    Cause(
+        "dkms.other_not_built",
+        "A DKMS module that the running kernel has is not built for the target; neither boot nor driver need it.",
+        "Build it with dkms autoinstall -k TARGET, or remove what nobody uses.",
     ),
     # --- downtime
     Cause(

@@ -105,10 +105,10 @@ def come_back(host: Host, roll: Roll, reason: Reason) -> Return:
         lines += trial.like_before(host, loader, roll)
         lines += packages.unkeep(host, roll.kept_packages)
     lines += deadman.disarm(host)
-    if ends:
-        lines += return_service.remove(host)
     roll, outcome = _end(roll, reason)
     save(host, roll)
+    if ends:
+        lines += return_service.remove(host)
     return Return(roll, tuple(lines), (*documents, as_dict(outcome)))
 
 
@@ -169,7 +169,7 @@ def by_itself(host: Host) -> str:
     """What ``gpuhost-return.service`` does at every boot while a roll is open; one line for the journal."""
     roll = load(host)
     if roll is None or not roll.is_open:
-        return "no roll is open"
+        return "; ".join(["no roll is open", *return_service.remove(host)])  # a way back was cut off at its very end
     if not is_back(host, roll):
         return f"{host.read_line(trial.RUNNING)} runs, nothing to bring back"
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from . import debian_version
 from .apt import MadisonLine
@@ -51,7 +51,8 @@ class Candidate:
     """One kernel that could be booted.
 
     ``image_suite`` and ``headers_suite`` are apt's suite (``bookworm-security``), None where only the installed package
-    is known. ``installed``: exactly ``image_version`` of ``image_package`` is fully installed.
+    is known. ``installed``: exactly ``image_version`` of ``image_package`` is fully installed. ``image_here`` and
+    ``headers_here`` are the installed versions, whatever the archives have; None where the package is not installed.
     """
 
     release: str
@@ -62,6 +63,8 @@ class Candidate:
     headers_version: str | None
     headers_suite: str | None
     installed: bool
+    image_here: str | None = None
+    headers_here: str | None = None
 
 
 @dataclass(frozen=True)
@@ -204,6 +207,8 @@ def candidates(madison: Iterable[MadisonLine], installed: Mapping[str, str], fla
                 headers_version=headers_version,
                 headers_suite=headers_suite,
                 installed=installed.get(image) == version,
+                image_here=installed.get(image),
+                headers_here=installed.get(headers or ""),
             )
         )
     return tuple(sorted(found, key=_release_key, reverse=True))
@@ -218,6 +223,36 @@ def matches(release: str, target: str) -> bool:
     if target in (release, version):
         return True
     return bool(target) and version.startswith(target) and version[len(target)] in ".-+~"
+
+
+def is_older(release: str, other: str) -> bool:
+    """Whether a release is older than another; a self-built kernel's name may not say."""
+    try:
+        return debian_version.compare_part(parse_release(release).version, parse_release(other).version) < 0
+    except ValueError:
+        return False
+
+
+def ways_back(candidates: Iterable[Candidate], target: str, running: str) -> tuple[Candidate, ...]:
+    """The kernels that a way back by this name may choose from; empty where none of those it means is older.
+
+    The running kernel alone where the name means it, too: the same command again must not go back a second step. Then
+    the older ones that are installed, as they are installed; only where there is none, those of the archives.
+    """
+    fitting = [candidate for candidate in candidates if matches(candidate.release, target)]
+    runs = [_as_installed(candidate) for candidate in fitting if candidate.release == running]
+    older = [candidate for candidate in fitting if is_older(candidate.release, running)]
+    here = [_as_installed(candidate) for candidate in older if candidate.image_here]
+    return tuple(runs or here or older)
+
+
+def _as_installed(candidate: Candidate) -> Candidate:
+    """With the installed versions: a kernel that has run here is not exchanged for a later build of its package."""
+    if candidate.image_here is not None:
+        candidate = replace(candidate, image_version=candidate.image_here, image_suite=None, installed=True)
+    if candidate.headers_here is not None:
+        candidate = replace(candidate, headers_version=candidate.headers_here, headers_suite=None)
+    return candidate
 
 
 def _series(ordered: Sequence[Candidate]) -> dict[str, str]:

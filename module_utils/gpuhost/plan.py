@@ -6,19 +6,28 @@ from dataclasses import replace
 from typing import Any
 
 from . import cmdline, kernel
-from .blockers import Wishes, standing_blockers, target_blockers
+from .blockers import Wishes, package_notes, standing_blockers, target_blockers
 from .boot_config import for_vendor, wanted_arguments
 from .causes import GOOD
-from .debian_version import compare_part
 from .documents import Blocker, Outcome, Plan, Step, Target, make_head, seconds_between
 from .errors import blocker
 
 LISTED_PER_SERIES = 3
+INSTALLED = "installed"
+"""In place of a suite: the package is there, and no archive is asked for it."""
 STALE_LISTS_S = 7 * 86400  # a week: kernels in Debian's security suite appear about that often
+STAYS = (
+    "once promoted, {release} is the boot default by name and stays so, also when newer kernels are installed: the "
+    "next gpuhost upgrade ends that (by hand: docs/runbook.md, Back to an older kernel)"
+)
+"""What boots by itself is the newest kernel where nobody has said otherwise, and that never is the older one."""
 
 
-def make_plan(facts: dict[str, Any], wishes: Wishes, run_id: str, controller_boot_id: str) -> Plan:
-    """The plan for one host. Whatever is in the way is in ``blockers``, all of it at once."""
+def make_plan(facts: dict[str, Any], wishes: Wishes, run_id: str, controller_boot_id: str, back: bool = False) -> Plan:
+    """The plan for one host. Whatever is in the way is in ``blockers``, all of it at once.
+
+    ``back``: the target is an older kernel, by choice. The roll there is a roll like any other.
+    """
     found = tuple(_candidate(item) for item in facts["candidates"])
     running = facts["kernel"]["release"]
     roll = facts["roll"]
@@ -28,15 +37,21 @@ def make_plan(facts: dict[str, Any], wishes: Wishes, run_id: str, controller_boo
     blockers = standing_blockers(facts, wishes, controller_boot_id)
     notes = [*facts["notes"], *exchanged]
     if resumes:
-        target, problem = _resumed_target(roll, wishes)
+        target, problem = _resumed_target(roll, running, wishes, back)
     else:
-        target, problem, note = _fresh_target(found, running, wishes)
+        target, problem, note = _fresh_target(found, running, wishes, back)
         notes += note
     blockers += [problem] if problem else []
     idle = not resumes and target is not None and target.release == running and _settled(facts)
+    if back and not resumes and not idle and target is not None and target.release == running:
+        blockers.append(_not_from_here(facts, wishes.target))
     if target is not None and not idle:
         blockers += target_blockers(facts, target, resumes, wishes)
     notes += _notes(facts, wishes, idle)
+    if target is not None and not idle:
+        notes += package_notes(facts, target)
+    if back and target is not None and (resumes or target.release not in (running, _default_release(facts))):
+        notes.append(STAYS.format(release=target.release))
     return Plan(
         head=make_head("plan", facts["host"], roll["run_id"] if resumes else run_id),
         wanted=wishes.target,
@@ -83,17 +98,29 @@ def _describe(item: kernel.Candidate) -> str:
     return f"{item.release} ({item.image_version}, {state}; {headers})"
 
 
-def _resumed_target(roll: dict[str, Any], wishes: Wishes) -> tuple[Target | None, Blocker | None]:
-    target = Target(**roll["plan"]["target"])
-    if wishes.target and not kernel.matches(target.release, wishes.target):
-        return target, blocker(
-            "roll.other_target", "roll file", f"open roll to {target.release}", f"a roll to {wishes.target}"
-        )
-    return target, None
+def _resumed_target(
+    roll: dict[str, Any], running: str, wishes: Wishes, back: bool
+) -> tuple[Target | None, Blocker | None]:
+    """The open roll's own target, which has to be the one that is asked for, in the same direction.
+
+    The direction counts because a prefix may mean both ends: 6.12.117 and 6.12.100 are both 6.12.
+    """
+    target, before = Target(**roll["plan"]["target"]), roll["running_before"]
+    goes_back = kernel.is_older(target.release, before)
+    other_way = kernel.is_older(before, target.release) if back else goes_back
+    if not wishes.target or (kernel.matches(target.release, wishes.target) and not other_way):
+        return target, None
+    own = f"gpuhost rollback --to {target.release}" if goes_back else f"gpuhost upgrade --target {target.release}"
+    way_out = f"Finish it first ({own}), or end it on {before} (gpuhost rollback without --to)."
+    if roll["promoted_at"] and running == target.release:
+        way_out = "Finish it first: gpuhost hand_back"  # it would not be led back any more
+    observed = f"open roll {'back ' if goes_back else ''}to {target.release}"
+    expected = f"a roll {'back ' if back else ''}to {wishes.target}"
+    return target, blocker("roll.other_target", "roll file", observed, expected, way_out)
 
 
 def _fresh_target(
-    found: tuple[kernel.Candidate, ...], running: str, wishes: Wishes
+    found: tuple[kernel.Candidate, ...], running: str, wishes: Wishes, back: bool
 ) -> tuple[Target | None, Blocker | None, list[str]]:
     if not wishes.target:
         return (
@@ -101,7 +128,7 @@ def _fresh_target(
             blocker("input.invalid", "target", "not given", "a release or a prefix", "Add --target 6.12, say"),
             [],
         )
-    choice = kernel.choose(found, wishes.target)
+    choice = kernel.choose(kernel.ways_back(found, wishes.target, running) if back else found, wishes.target)
     skipped = choice.newest_without_headers
     if choice.candidate is None and skipped is not None:
         name = kernel.headers_package_names(skipped.release)[0]
@@ -116,22 +143,57 @@ def _fresh_target(
             ),
             [],
         )
+    if choice.candidate is None and back:
+        return None, _no_way_back(found, running, wishes.target), []
     if choice.candidate is None:
         known = ", ".join(choice.known) or "none"
         return None, blocker("target.unknown", f"--target {wishes.target}", "no kernel matches", f"one of: {known}"), []
     item = choice.candidate
-    if _older(item.release, running):
+    if not back and kernel.is_older(item.release, running):
         return None, blocker("target.not_newer", f"--target {wishes.target}", item.release, f"newer than {running}"), []
-    note = [f"{skipped.release} is newer, but has no headers"] if skipped else []
-    return _target(item, choice.reason), None, note
+    notes = [f"{skipped.release} is newer, but has no headers"] if skipped else []
+    return (
+        _target(item, choice.reason),
+        None,
+        [*notes, *(_passed_over(found, item, running, wishes.target) if back else [])],
+    )
 
 
-def _older(release: str, running: str) -> bool:
-    """Whether a release is older than the running one; a self-built kernel's name may not say."""
-    try:
-        return compare_part(kernel.parse_release(release).version, kernel.parse_release(running).version) < 0
-    except ValueError:
-        return False
+def _no_way_back(found: tuple[kernel.Candidate, ...], running: str, wanted: str) -> Blocker:
+    """Why a name leads back to nothing: what it means is newer, or is nowhere."""
+    newer = [item.release for item in found if kernel.matches(item.release, wanted)]
+    if newer:
+        way_out = f"That is an upgrade: gpuhost upgrade --target {wanted}"
+        return blocker("target.not_older", f"--to {wanted}", newer[0], f"older than {running}", way_out)
+    here = [item.release for item in found if item.image_here and kernel.is_older(item.release, running)]
+    expected = f"one of: {', '.join(here)}" if here else f"a kernel older than {running}; none is installed"
+    way_out = "Choose one that is installed, or one that apt can install: apt-cache search linux-image"
+    return blocker("target.unknown", f"--to {wanted}", "no kernel matches", expected, way_out)
+
+
+def _not_from_here(facts: dict[str, Any], wanted: str) -> Blocker:
+    """The kernel was picked in the loader's menu: it runs, but nothing could be its fallback while it does."""
+    default = _default_release(facts) or "another kernel"
+    observed = f"{facts['kernel']['release']} runs already, but {default} boots by itself"
+    way_out = f"Reboot the host into {default}, then run the same command again: the way back is proven from there."
+    return blocker("target.not_older", f"--to {wanted}", observed, "a kernel to go back from", way_out)
+
+
+def _passed_over(found: tuple[kernel.Candidate, ...], item: kernel.Candidate, running: str, wanted: str) -> list[str]:
+    """Notes for somebody who may have meant another kernel by the same name."""
+    fitting = [other for other in found if kernel.matches(other.release, wanted)]
+    if item.release == running:
+        here = [other.release for other in fitting if other.image_here and kernel.is_older(other.release, running)]
+        return [f"{running} is {wanted} already; to go back to {here[0]}, give its whole name"] if here else []
+    if item.image_here is None:
+        return [f"{item.release} is not installed any more: it is installed from {item.image_suite} first"]
+    between = [
+        other.release
+        for other in fitting
+        if kernel.is_older(item.release, other.release) and kernel.is_older(other.release, running)
+        if not other.image_here
+    ]
+    return [f"{between[0]} is newer, but not installed: to go there, give its whole name"] if between else []
 
 
 def _target(item: kernel.Candidate, reason: str) -> Target:
@@ -139,29 +201,39 @@ def _target(item: kernel.Candidate, reason: str) -> Target:
         item.release,
         item.image_package,
         item.image_version,
-        item.image_suite or "installed",
+        item.image_suite or INSTALLED,
         item.headers_package or "",
         item.headers_version or "",
-        item.headers_suite or "installed",
+        item.headers_suite or INSTALLED,
         reason,
     )
 
 
 def _settled(facts: dict[str, Any]) -> bool:
     """Whether what runs is also what boots by itself."""
-    entries = {entry["id"]: entry for entry in facts["boot"]["entries"]}
-    default = entries.get(facts["boot"]["default_entry"] or "")
-    return default is not None and default["release"] == facts["kernel"]["release"]
+    return _default_release(facts) == facts["kernel"]["release"]
+
+
+def _default_release(facts: dict[str, Any]) -> str | None:
+    """The kernel that boots by itself; None where that is not known."""
+    releases: dict[str, str | None] = {entry["id"]: entry["release"] for entry in facts["boot"]["entries"]}
+    return releases.get(facts["boot"]["default_entry"] or "")
 
 
 def _steps(facts: dict[str, Any], target: Target, wishes: Wishes) -> tuple[Step, ...]:
     names = [item["name"] for item in facts["containers"] if item["running"]]
     arguments = " ".join(key if not value else f"{key}={value}" for key, value in wishes.cmdline.items())
-    packages = f"{target.image_package}={target.image_version} ({target.image_suite}), "
-    packages += f"{target.headers_package}={target.headers_version} ({target.headers_suite})"
+    packages = [
+        f"{name}={version} ({suite})"
+        for name, version, suite in (
+            (target.image_package, target.image_version, target.image_suite),
+            (target.headers_package, target.headers_version, target.headers_suite),
+        )
+        if suite != INSTALLED
+    ]
     rows = [
         ("prepare", f"hold {facts['kernel']['release']} as the explicit boot default", False),
-        ("prepare", f"install {packages}", False),
+        ("prepare", f"install {', '.join(packages) or 'nothing: kernel and headers are there'}", False),
         (
             "prepare",
             f"command line of {target.release}: {arguments or 'as it is'}; its initramfs and boot entry",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from . import boot, cmdline, deadman, units
+from . import boot, cmdline, deadman, kernel, units
 from .boot import BootEntry, BootState, FileChange, Loader
 from .boot_config import wanted_arguments
 from .documents import utc_now
@@ -21,16 +21,22 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 def record_policy(loader: Loader, state: BootState, release: str, last: Roll | None) -> str | None:
-    """The default policy as it was found.
+    """The default policy as it was found: by the last roll, where what is set now is that roll's doing.
 
-    A roll that came back has left its fallback as the explicit default: then the policy is the one that *it* had found.
+    A roll that came back has left its fallback as the explicit default; one to an older kernel its target, unless the
+    policy that it had found leads there by itself.
     """
-    entry = state.entry(release)
-    policy = state.policy
-    ours = last is not None and last.fallback is not None and last.result != "good"
-    if ours and last and last.fallback and entry and policy in (loader.explicit(entry), last.fallback.entry):
-        return last.fallback.policy_before
-    return policy
+    if last is None or last.fallback is None:
+        return state.policy
+    before, came_back = last.fallback.policy_before, last.result != "good"
+    stayed = kernel.is_older(last.target, last.running_before)
+    entry = state.entry(release if came_back else last.target)
+    if entry is None or not (came_back or stayed):
+        return state.policy
+    left = (loader.explicit(entry), last.fallback.entry) if came_back else (loader.explicit(entry),)
+    leads = None if came_back else loader.would_boot(state, before)
+    restored = leads is not None and leads.release == last.target
+    return before if state.policy in left and not restored else state.policy
 
 
 def make_fallback(host: Host, loader: Loader, release: str, policy: str | None) -> Fallback:
@@ -66,12 +72,21 @@ def hold_fallback(loader: Loader, fallback: Fallback) -> bool:
     state = loader.read()
     if state.efi_default is not None:
         raise stop("boot.efi_default_set", "LoaderEntryDefault", state.efi_default, "not set")
-    entry = state.named(fallback.entry)
+    entry = held_entry(state, fallback)
+    changed = loader.set_default(loader.explicit(entry))
+    prove_default(loader.read(), entry)
+    return changed
+
+
+def held_entry(state: BootState, fallback: Fallback) -> BootEntry:
+    """The entry to hold: the fallback, or the old kernel's own where a way back has removed the copy already.
+
+    ``like_before`` removes the copy last, when the loader's own entry boots the same again. Raises Stop for neither.
+    """
+    entry = state.named(fallback.entry) or state.entry(fallback.release)
     if entry is None:
         raise stop("boot.fallback_missing", fallback.entry, f"no such entry in {state.loader}")
-    changed = loader.set_default(loader.explicit(entry))
-    prove_default(loader.read(), fallback)
-    return changed
+    return entry
 
 
 def held_change(loader: Loader, release: str) -> FileChange | None:
@@ -80,10 +95,10 @@ def held_change(loader: Loader, release: str) -> FileChange | None:
     return loader.default_change(loader.explicit(replace(entry, id=loader.fallback_id(entry))))
 
 
-def prove_default(state: BootState, fallback: Fallback) -> None:
-    """Raises Stop(boot.default_not_held) unless the loader would boot the fallback by itself."""
-    if state.next_entry != fallback.entry:
-        raise stop("boot.default_not_held", state.loader, state.next_entry or "nothing that is known", fallback.entry)
+def prove_default(state: BootState, entry: BootEntry) -> None:
+    """Raises Stop(boot.default_not_held) unless the loader would boot this entry by itself."""
+    if state.next_entry != entry.id:
+        raise stop("boot.default_not_held", state.loader, state.next_entry or "nothing that is known", entry.id)
 
 
 def clear_own_one_shot(loader: Loader, roll: Roll) -> None:
@@ -241,10 +256,10 @@ def undo(host: Host, loader: Loader, roll: Roll) -> list[str]:
     """Take back what the trial set: the one-shot goes, the fallback is the explicit default, read back."""
     lines = ["one-shot boot entry cleared"] if clear_one_shot(loader) else []
     if roll.fallback is not None:
-        held = loader.read().named(roll.fallback.entry)
-        if held is not None and loader.set_default(loader.explicit(held)):
-            lines.append(f"default set to {roll.fallback.entry}")
-        prove_default(loader.read(), roll.fallback)
+        held = held_entry(loader.read(), roll.fallback)
+        if loader.set_default(loader.explicit(held)):
+            lines.append(f"default set to {held.id}")
+        prove_default(loader.read(), held)
     return lines
 
 
@@ -256,8 +271,10 @@ def like_before(host: Host, loader: Loader, roll: Roll) -> list[str]:
     lines = restore_files(host, loader, roll)
     if roll.fallback is None:
         return lines
-    own = loader.read().entry(roll.running_before)
-    copy = loader.read().named(roll.fallback.entry)
+    state = loader.read()
+    own, copy = state.entry(roll.running_before), state.named(roll.fallback.entry)
+    if copy is None:
+        loader.remove_fallback()  # what a way back that was cut off has left of it
     if own is None or copy is None or own.id == copy.id:
         return lines
     if own.options.split() != copy.options.split() or boot.stale_copies(host, own, roll.running_before):

@@ -65,6 +65,30 @@ def test_what_the_roll_had_set_is_as_before(host: FakeHost) -> None:
     assert not host.exists("/var/lib/gpuhost/hold")
 
 
+def test_systemd_reads_its_units_again_only_while_the_service_has_its_own(host: FakeHost) -> None:
+    """Without its file a service that runs loses its time limit, and is killed at 90 s: with the roll still open."""
+    came_back(host)
+    there: list[bool] = []
+
+    def reload(now: FakeHost, _: list[str]) -> tuple[int, str, str]:
+        there.append(return_service.is_installed(now))
+        return 0, "", ""
+
+    host.programs["systemctl", "daemon-reload"] = reload
+    homecoming.by_itself(host)
+    assert there
+    assert all(there)
+    assert not return_service.is_installed(host)
+
+
+def test_a_service_that_was_cut_off_at_its_very_end_takes_itself_away(host: FakeHost) -> None:
+    came_back(host)
+    homecoming.by_itself(host)
+    host.put(return_service.UNIT_FILE, return_service.UNIT_TEXT)
+    assert homecoming.by_itself(host) == "no roll is open; return service removed"
+    assert not return_service.is_installed(host)
+
+
 def test_a_setting_that_somebody_changed_since_is_left_alone(host: FakeHost) -> None:
     came_back(host)
     host.put("/etc/kernel/cmdline", f"{CMDLINE} mine\n")

@@ -15,8 +15,9 @@ from fake_host import Answer, FakeHost
 
 from gpuhost import grub_defaults, grub_env, loader_grub, trial
 from gpuhost.boot import FALLBACK_ID
+from gpuhost.documents import make_head
 from gpuhost.loader_grub import Grub
-from gpuhost.rollfile import Fallback
+from gpuhost.rollfile import Fallback, Roll
 
 FIXTURE = (Path(__file__).resolve().parents[1] / "fixtures/grub/debian12.cfg").read_text()
 OLD, NEW = "6.1.0-57-amd64", "6.12.117+deb12-amd64"
@@ -193,3 +194,15 @@ def test_a_config_that_grub_could_not_read_is_a_stop(tmp_path: Path) -> None:
     host.put(loader_grub.CFG, "menuentry 'x' {\n")
     with pytest.raises(Exception, match="grub-script-check"):
         Grub(host).read()
+
+
+def test_a_way_back_that_was_cut_off_after_the_copy_went_is_finished(tmp_path: Path) -> None:
+    """The roll file still names the copy, and the old kernel's own entry boots the same: that one is held then."""
+    host = grub_host(tmp_path)
+    loader, fallback = held(host)
+    roll = Roll(make_head("roll", "web1", "run"), "open", None, None, "", NEW, OLD, "", None, {}, {}, fallback=fallback)
+    trial.like_before(host, loader, roll)
+    assert loader.read().named(FALLBACK_ID) is None
+    assert trial.undo(host, loader, roll) == []
+    assert trial.like_before(host, loader, roll) == []
+    assert booted(host) == OLD

@@ -71,7 +71,8 @@ def _headers_gone(facts: Facts) -> None:
 def _roll(facts: Facts, **changes: Any) -> None:
     made = plan(facts)
     facts["roll"] = {
-        "state": "open", "result": None, "cause": None, "sentence": "", "target": NEW, "run_id": "earlier",
+        "state": "open", "result": None, "cause": None, "sentence": "", "target": NEW,
+        "running_before": OLD, "run_id": "earlier",
         "closed_at": None, "steps": [], "workloads": [], "promoted_at": None,
         "trial": {"boots": 0, "armed_at": None, "boot_id_before": None},
         "plan": {"target": vars(made.target), "cmdline": {"panic": "10"}, "modprobe_options": {}},
