@@ -236,7 +236,7 @@ def _next_step(state: str, documents: Documents, failures: Sequence[FailureRow],
         return ""
     said = [row.next_step for row in failures if row.cause == cause]
     said += [row.next_step for row in read.blockers(documents.get("plan", {}))]
-    said += [row.next_step for row in read.proofs(documents.get("preflight", {})) if row.status != "proven"]
+    said += [row.next_step for row in read.proofs(documents.get("preflight", {})) if row.status == "not proven"]
     said += [row.next_step for row in read.verdicts(documents.get("verdict", {})) if row.cause and row.cause == cause]
     said += [read.next_step_of(cause)]
     said += [row.next_step for row in failures if not row.rescued]

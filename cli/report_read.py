@@ -88,11 +88,14 @@ def blockers(plan: Doc) -> tuple[FindingRow, ...]:
 
 
 def proofs(preflight: Doc) -> tuple[FindingRow, ...]:
-    """``preflight.proofs``: only ``ok`` being true is proof."""
-    return tuple(
-        _finding(row, text(row.get("name")), "proven" if row.get("ok") is True else "not proven")
-        for row in rows(preflight, "proofs")
-    )
+    """``preflight.proofs``: only ``ok`` being true is proof, and only ``blocks`` being false makes it a warning."""
+    return tuple(_finding(row, text(row.get("name")), _proof_status(row)) for row in rows(preflight, "proofs"))
+
+
+def _proof_status(row: Doc) -> str:
+    if row.get("ok") is True:
+        return "proven"
+    return "warning" if row.get("blocks") is False else "not proven"
 
 
 def findings(document: Doc) -> tuple[FindingRow, ...]:

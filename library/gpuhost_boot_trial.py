@@ -54,6 +54,7 @@ from ansible.module_utils.gpuhost import (
     check_runner,
     deadman,
     devices,
+    fallbacks,
     homecoming,
     loaders,
     packages,
@@ -81,21 +82,21 @@ def hold(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.D
     state = loader.read()
     if state.problems:
         raise Stop(state.problems[0])
-    change = trial.held_change(loader, roll.running_before)
+    change = fallbacks.held_change(loader, roll.running_before)
     diffs = (change.as_diff(),) if change else ()
     if check:
         lines = [f"{roll.running_before} would be held as the boot default"] if change else []
         return steps.Done(roll, tuple(lines), diffs)
     fallback = roll.fallback
     if fallback is None:
-        policy = trial.record_policy(loader, state, roll.running_before, load(host))
-        fallback = trial.make_fallback(host, loader, roll.running_before, policy)
+        policy = fallbacks.record_policy(loader, state, roll.running_before, load(host))
+        fallback = fallbacks.make(host, loader, roll.running_before, policy)
     roll = replace(roll, fallback=fallback)
     save(host, roll)
     trial.clear_own_one_shot(loader, roll)
     devices.write_record(host, devices.read_record(host) or roll.majors_before)
     lines = []
-    if trial.hold_fallback(loader, fallback):
+    if fallbacks.hold(loader, fallback):
         lines.append(f"default held: {fallback.entry} (was {fallback.policy_before or 'no explicit default'})")
     if not roll.kept_packages:
         roll = replace(roll, kept_packages=packages.keep(host, roll.running_before))
@@ -134,7 +135,10 @@ def prove(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.
     """What really booted. A host that is back on its old kernel has come back by itself: with what is known of why."""
     if homecoming.is_back(host, roll):
         raise came_back(roll, homecoming.why(host, roll).sentence)
-    return steps.Done(roll, tuple(trial.prove_booted(host, roll)), changed=False)
+    lines = trial.prove_booted(host, roll)
+    # With several ESPs GRUB clears the request on the one that was booted; another would boot the trial once more.
+    cleared = not check and trial.clear_one_shot(loaders.of(host))
+    return steps.Done(roll, (*lines, *(["one-shot cleared on the other ESPs"] if cleared else [])), changed=cleared)
 
 
 def came_back(roll: Roll, sentence: str) -> Stop:

@@ -9,6 +9,7 @@ module: gpuhost_preflight
 short_description: Prove a kernel ready for its trial boot
 description:
   - Read-only but for the roll file's log. One proof an entry; fails with the first proof that does not hold.
+  - A warning is a proof that stops nothing. It is in the document, in the report and in C(lines).
   - In check mode the proofs are taken only where the target is installed already.
 options:
   host_name: {description: Name of the host in the inventory., type: str, required: true}
@@ -27,12 +28,15 @@ lines: {description: What differed and was changed, a line each., returned: succ
 from dataclasses import replace
 from typing import Any
 
-from ansible.module_utils.gpuhost import loaders, preflight, steps, trial
+from ansible.module_utils.gpuhost import fallbacks, loaders, preflight, steps
 from ansible.module_utils.gpuhost.documents import as_dict
 from ansible.module_utils.gpuhost.errors import Stop, blocker
 from ansible.module_utils.gpuhost.host_io import Host
 from ansible.module_utils.gpuhost.module import run_module
 from ansible.module_utils.gpuhost.rollfile import Roll
+
+SET_BEFORE = ("boot.default_not_held", "boot.cmdline_missing", "boot.no_panic_reboot", "boot.modprobe_options")
+"""What hold and the boot configuration put right before this step."""
 
 
 def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
@@ -46,20 +50,25 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
         if check:
             # Nothing was held yet; the fallback is proven against itself, and its default is what hold would set.
             loader = loaders.of(host)
-            fallback = trial.record_fallback(host, loader, roll.running_before, None)
+            fallback = fallbacks.record(host, loader, roll.running_before, None)
             roll = replace(roll, fallback=fallback)
         document = preflight.prove(host, params["host_name"], params["run_id"], roll)
         if check:
-            # The fallback becomes the default by hold, which check mode leaves out.
-            kept = tuple(item for item in document.proofs if item.cause != "boot.default_not_held")
+            # Check mode leaves out the steps before this one, which would have set these.
+            kept = tuple(item for item in document.proofs if item.cause not in SET_BEFORE)
             document = replace(document, proofs=kept)
         failed = preflight.first_failure(document)
         if failed is not None and not check:
             found = blocker(failed.cause or "", failed.name, failed.observed, failed.expected, failed.next_step)
             raise Stop(found, (as_dict(document),))
-        lines = (f"all {len(document.proofs)} proofs hold for {roll.target}",)
+        warned = preflight.warnings(document)
+        held = len(document.proofs) - len(warned)
+        lines = (
+            f"{held} proofs hold for {roll.target}",
+            *(f"warning: {item.cause}: {item.name}: {item.observed}" for item in warned),
+        )
         if failed is not None:
-            lines = (f"would stop: {failed.cause}: {failed.name}: {failed.observed}",)
+            lines = (f"would stop: {failed.cause}: {failed.name}: {failed.observed}", *lines[1:])
         return steps.Done(roll, lines, documents=(as_dict(document),), changed=False)
 
     return steps.run_step(host, params, check, "prepare", "prove the target ready", prove)

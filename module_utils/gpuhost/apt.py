@@ -14,6 +14,7 @@ from . import debian_version
 
 #: A change of these decides which driver, root filesystem, hypervisor or boot loader the host runs, so none of them
 #: may change as a side effect of a kernel. ``firmware-nvidia*`` carries the GSP firmware of exactly one driver version.
+#: Removals block whatever is removed.
 GUARDED = (
     "nvidia*",
     "libnvidia*",
@@ -21,14 +22,24 @@ GUARDED = (
     "xserver-xorg-video-nvidia*",
     "cuda*",
     "libcuda*",
+    "dkms",
     "zfs*",
     "libzfs*",
+    "libzpool*",
+    "libnvpair*",
+    "libuutil*",
     "pve-*",
+    "libpve-*",
     "proxmox-*",
+    "qemu-server",
     "grub*",
     "systemd-boot*",
     "shim*",
 )
+
+#: Ubuntu's precompiled driver: one package for each kernel, so a *new* one belongs to the kernel that is installed.
+#: A change of one that is there changes the driver of an installed kernel, the way back among them.
+GUARDED_ONCE_INSTALLED = ("linux-modules-nvidia-*", "linux-objects-nvidia-*", "linux-signatures-nvidia-*")
 
 
 @dataclass(frozen=True)
@@ -165,20 +176,22 @@ def _bare(name: str) -> str:
     return name.partition(":")[0]
 
 
-def _guarded(name: str) -> bool:
-    return any(fnmatch.fnmatchcase(_bare(name), pattern) for pattern in GUARDED)
+def _guarded(change: PackageChange) -> bool:
+    patterns = GUARDED if change.old is None else GUARDED + GUARDED_ONCE_INSTALLED
+    return any(fnmatch.fnmatchcase(_bare(change.name), pattern) for pattern in patterns)
 
 
 def blocked(tx: Transaction, wanted: Collection[str]) -> tuple[str, ...]:
     """Reasons why this transaction must not run, one readable sentence per package; empty where it may.
 
-    Every removal blocks, a wanted package included. A change of a package in :data:`GUARDED` blocks unless its name is
-    in ``wanted`` (the kernel and headers that were asked for, with or without ``:arch``).
+    Every removal blocks, a wanted package included. A change of a package in :data:`GUARDED` or
+    :data:`GUARDED_ONCE_INSTALLED` blocks unless its name is in ``wanted`` (the kernel and headers that were asked for,
+    with or without ``:arch``).
     """
     allowed = {_bare(name) for name in wanted}
     reasons = [f"would remove {change.name} {change.old or ''}".rstrip() for change in tx.removals]
     for change in tx.changes:
-        if not _guarded(change.name) or _bare(change.name) in allowed:
+        if not _guarded(change) or _bare(change.name) in allowed:
             continue
         if change.old is None:
             reasons.append(f"would install {change.name} {change.new}")

@@ -50,6 +50,16 @@ def held_in_the_way(showhold: str, wanted: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in held(showhold) if name in names)
 
 
+def held_and_due(held_versions: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[str, ...]:
+    """The held packages that would have to change: one that has the wanted version already is in nobody's way.
+
+    held_versions  held package -> its installed version, empty where it is not installed
+    wanted         package of the transaction -> the version that the target needs
+    """
+    due = [name for name, version in wanted.items() if held_versions.get(name) != version]
+    return held_in_the_way("\n".join(held_versions), due)
+
+
 def held_meta(showhold: str) -> tuple[str, ...]:
     """Held meta packages of kernel and driver: not in the way of exact versions, but worth a word.
 

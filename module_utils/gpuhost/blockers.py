@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from .apt_guard import held_and_due, held_meta, reboot_pending_libraries
 from .documents import Blocker, Target
+from .driver_support import flavour_of, flavour_problem, too_old
 from .errors import blocker
 
 KNOWN_CHECKS = ("device_access", "cuda", "p2p", "allreduce")
@@ -79,6 +81,9 @@ def target_blockers(facts: dict[str, Any], target: Target, resumes: bool, wishes
         found.append(blocker("boot.efi_default_set", "LoaderEntryDefault", facts["boot"]["efi_default"], "not set"))
     if facts["boot"]["one_shot"] and not resumes:
         found.append(blocker("boot.foreign_one_shot", "LoaderEntryOneShot", facts["boot"]["one_shot"], "not set"))
+    if not resumes:
+        # A roll that goes on has these proven by its preflight, before anything is stopped.
+        found += _package_blockers(facts, target) + _driver_blockers(facts, target)
     roll = facts["roll"]
     if _expired(roll, target) and not resumes and not wishes.retry_trial:
         found.append(
@@ -100,6 +105,54 @@ def target_blockers(facts: dict[str, Any], target: Target, resumes: bool, wishes
             if place["free_bytes"] < place["needed_bytes"]
         ]
     return found
+
+
+def _package_blockers(facts: dict[str, Any], target: Target) -> list[Blocker]:
+    """What keeps apt from installing the target, or a reboot from going through the boot loader."""
+    found = []
+    packages = facts["packages"]
+    if packages["locked_by"]:
+        found.append(blocker("apt.locked", "apt", packages["locked_by"], "nobody at work"))
+    wanted = {target.image_package: target.image_version, target.headers_package: target.headers_version}
+    held = held_and_due(packages["held"], wanted)
+    if held:
+        found.append(blocker("apt.held", ", ".join(held), "on hold", f"free to become what {target.release} needs"))
+    if facts["kernel"]["kexec_armed"]:
+        found.append(blocker("boot.kexec_armed", "kexec", facts["kernel"]["kexec_armed"], "not armed"))
+    return found
+
+
+def _driver_blockers(facts: dict[str, Any], target: Target) -> list[Blocker]:
+    """Drivers that can't be there for the target, by what is known before anything is installed."""
+    found = []
+    driver = facts["driver"]
+    built = target.release in driver["built_for"]
+    if driver["source"] == "run":
+        found.append(blocker("driver.run_without_dkms", "NVIDIA driver", driver["source_detail"]))
+    flavour, version = flavour_of(driver["license"]), driver["dkms_version"]
+    reason = None if built else too_old(version, flavour, target.release, driver["package_version"])
+    if reason:
+        found.append(blocker("driver.too_old", f"NVIDIA driver {version}", reason))
+    wrong = flavour_problem([gpu["device"] for gpu in facts["gpus"]], driver["license"], version)
+    if wrong:
+        found.append(blocker("driver.wrong_flavour", f"NVIDIA driver {version}".rstrip(), wrong))
+    for name, state in facts["companions"].get(target.release, {}).items():
+        if state == "nowhere" and name.startswith("linux-modules-extra-"):
+            found.append(blocker("boot.modules_extra_missing", name, "no archive of this host has it"))
+        elif state == "nowhere" and driver["source"] == "precompiled":
+            found.append(blocker("driver.precompiled_missing", name, "no archive of this host has it"))
+    return found
+
+
+def package_notes(facts: dict[str, Any]) -> list[str]:
+    """What stops nothing, but ought to be known before the roll begins."""
+    notes = []
+    held = held_meta("\n".join(facts["packages"]["held"]))
+    if held:
+        notes.append(f"on hold, so that no later kernel or driver comes by itself: {', '.join(held)}")
+    driver = facts["driver"]
+    pending = reboot_pending_libraries(driver["version"] or "", driver["library_version"])
+    return [*notes, pending] if pending else notes
 
 
 def _expired(roll: dict[str, Any] | None, target: Target) -> bool:

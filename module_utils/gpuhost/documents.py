@@ -102,6 +102,8 @@ class Target:
     headers_version: str
     headers_suite: str
     reason: str
+    companions: tuple[str, ...] = ()
+    """Packages beside image and headers, as the running kernel has them: Ubuntu's precompiled driver, extra modules."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Proof:
-    """One thing that the preflight has proven, or not. ``cause`` is None where it holds."""
+    """One thing that the preflight has proven, or not. ``cause`` is None where it holds.
+
+    ``blocks`` is False for a warning: the roll goes on without it, and the report shows it.
+    """
 
     name: str
     ok: bool
@@ -135,11 +140,12 @@ class Proof:
     observed: str
     expected: str
     next_step: str = ""
+    blocks: bool = True
 
 
 @dataclass(frozen=True)
 class Preflight:
-    """``preflight.json``: the target kernel is ready for its trial boot if every proof is ok."""
+    """``preflight.json``: the target kernel is ready for its trial boot if every proof that blocks is ok."""
 
     head: Head
     target: str

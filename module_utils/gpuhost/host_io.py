@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from .apt_guard import needrestart_environment
 from .errors import stop
 
 ENVIRONMENT = {
@@ -28,8 +29,7 @@ ENVIRONMENT = {
     "LANG": "C",
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
-    "DEBIAN_FRONTEND": "noninteractive",
-    "NEEDRESTART_SUSPEND": "1",  # needrestart would open a dialog in apt's hooks (roll-03)
+    **needrestart_environment(),
 }
 
 # linux/fs.h, for efivarfs: _IOR('f', 1, long), _IOW('f', 2, long), and the flag.
@@ -60,6 +60,7 @@ class Host:
 
     def __init__(self, root: str = "/") -> None:
         self.root = Path(root)
+        self._digests: dict[str, str | None] | None = None
 
     def path(self, path: str) -> Path:
         """Where the host's ``path`` really lies."""
@@ -118,16 +119,38 @@ class Host:
         target = self.path(path)
         return str(target.resolve()) if target.exists() else None
 
+    @contextmanager
+    def hashing_once(self) -> Iterator[None]:
+        """Each file that is hashed in here is read once: for a step that changes nothing itself."""
+        self._digests = {}
+        try:
+            yield
+        finally:
+            self._digests = None
+
     def sha256(self, path: str) -> str | None:
         """A file's SHA-256 in hex; None where there is none."""
+        if self._digests is not None and path in self._digests:
+            return self._digests[path]
         digest = hashlib.sha256()
         try:
             with self.path(path).open("rb") as stream:
                 while chunk := stream.read(1 << 20):
                     digest.update(chunk)
         except FileNotFoundError:
-            return None
-        return digest.hexdigest()
+            return self._remembered(path, None)
+        return self._remembered(path, digest.hexdigest())
+
+    def read_and_hash(self, path: str) -> bytes | None:
+        """A file's bytes, which count as hashed too (``hashing_once``); None where there is none."""
+        data = self.read_bytes(path)
+        self._remembered(path, None if data is None else hashlib.sha256(data).hexdigest())
+        return data
+
+    def _remembered(self, path: str, digest: str | None) -> str | None:
+        if self._digests is not None:
+            self._digests[path] = digest
+        return digest
 
     def size_bytes(self, path: str) -> int:
         """A file's size; 0 where there is none."""
@@ -148,6 +171,13 @@ class Host:
         """Seconds since a file was last written; None where there is none."""
         try:
             return time.time() - self.path(path).stat().st_mtime
+        except FileNotFoundError:
+            return None
+
+    def inode(self, path: str) -> int | None:
+        """A file's inode number; None where there is none."""
+        try:
+            return self.path(path).stat().st_ino
         except FileNotFoundError:
             return None
 
@@ -344,6 +374,21 @@ class Host:
                 os.killpg(process.pid, signal.SIGKILL)
                 rc, note = 124, f"\n{argv[0]}: killed after {timeout_s:.0f} s"
             return Result(tuple(argv), rc, _text(out), _text(err) + note)
+
+    def run_bytes(self, argv: list[str], timeout_s: float = 60, stdin: bytes = b"") -> tuple[int, bytes, str]:
+        """Run a filter (zstd, lz4): exit status, what it wrote, its errors. rc 127 and 124 as in ``run``.
+
+        In memory, through pipes: a decompressed initramfs would fill a small /tmp.
+        """
+        try:
+            done = subprocess.run(
+                argv, input=stdin, capture_output=True, timeout=timeout_s, check=False, env=ENVIRONMENT, cwd="/"
+            )
+        except (FileNotFoundError, PermissionError) as error:
+            return 127, b"", f"{argv[0]}: {error.strerror}"
+        except subprocess.TimeoutExpired:
+            return 124, b"", f"{argv[0]}: killed after {timeout_s:.0f} s"
+        return done.returncode, done.stdout, done.stderr.decode("utf-8", "replace")
 
     @contextmanager
     def lock(self, path: str, wait_s: float = 0) -> Iterator[None]:

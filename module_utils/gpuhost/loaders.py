@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from . import boot, efi_variables
+from . import boot, efi_variables, loader_proxmox
 from .boot import BootEntry, BootState, FileChange
 from .errors import blocker, stop
 from .host_io import Host
 from .loader_grub import CFG as GRUB_CFG
 from .loader_grub import Grub
 from .loader_systemd_boot import SystemdBoot, mounted_esp
+from .proxmox_boot import UUIDS
 
-PROXMOX_UUIDS = "/etc/kernel/proxmox-boot-uuids"
-"""The ESPs that proxmox-boot-tool manages. Without this list it manages none."""
-SUPPORTED = "systemd-boot with kernel-install, or GRUB"
+SUPPORTED = "systemd-boot with kernel-install, GRUB, or either of them under proxmox-boot-tool"
 
 
 def of(host: Host) -> boot.Loader:
     """The loader. Proxmox's tool manages its ESPs itself, whatever loader is on them, so its list comes first."""
     info = efi_variables.read(host, efi_variables.INFO) or ""
-    if host.exists(PROXMOX_UUIDS):
-        return Unknown(host)
+    if host.exists(UUIDS):
+        return loader_proxmox.of(host)
     if info.startswith("systemd-boot"):
         return SystemdBoot(host)
     return Grub(host) if booted_by_grub(host, info) else Unknown(host)
@@ -35,11 +34,6 @@ def booted_by_grub(host: Host, info: str) -> bool:
     return says_so and host.exists(GRUB_CFG)
 
 
-def called(host: Host, info: str) -> str:
-    """What this version can't use, by name; LoaderInfo is the loader's own word."""
-    return "proxmox-boot-tool" if host.exists(PROXMOX_UUIDS) else info or "unknown"
-
-
 class Unknown(boot.Loader):
     """A loader that gpuhost can't give a trial boot. It is read, named and refused."""
 
@@ -47,7 +41,7 @@ class Unknown(boot.Loader):
 
     def read(self) -> BootState:
         info = efi_variables.read(self.host, efi_variables.INFO) or ""
-        name = called(self.host, info)
+        name = info or "unknown"
         esp = mounted_esp(self.host)
         problem = blocker("loader.unsupported", "boot loader", name, SUPPORTED)
         return BootState(name, info, (esp,) if esp else (), problems=(problem,))

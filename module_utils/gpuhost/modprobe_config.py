@@ -8,7 +8,7 @@ Pure: bytes in, frozen dataclasses out.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from . import cmdline, dkms
@@ -55,21 +55,32 @@ def _options(files: Mapping[str, bytes], names: set[str], command_line: str) -> 
 
 
 def modprobe_problems(image: Image, wanted: Mapping[str, Mapping[str, str]], command_line: str = "") -> tuple[str, ...]:
-    """Options (module -> key -> value) that are not in force inside the image, for the modules that it holds.
+    """Options (module -> key -> value) that are not in force inside the image, for the modules that it holds."""
+    return option_problems("in the image", image.files, image.names, wanted, command_line)
+
+
+def option_problems(
+    place: str,
+    files: Mapping[str, bytes],
+    names: Iterable[str],
+    wanted: Mapping[str, Mapping[str, str]],
+    command_line: str = "",
+) -> tuple[str, ...]:
+    """Options that are not in force at a place, for those modules that have a file among ``names`` there.
 
     Debian's nvidia-current counts as nvidia: its ``install`` line hands the options of nvidia on.
     """
-    held = dkms.find_modules(image.names, wanted)
+    held = dkms.find_modules(names, wanted)
     problems = []
     for module, path in sorted(held.items()):
-        options = list(_options(image.files, {canonical(module), module_name(path)}, command_line))
+        options = list(_options(files, {canonical(module), module_name(path)}, command_line))
         for key, value in sorted(wanted[module].items()):
             there = [(where, found) for where, name, found in options if name == key.replace("-", "_")]
             if not there:
-                problems.append(f"{path} is in the image, its option {key}={value} is not")
+                problems.append(f"{path} is {place}, its option {key}={value} is not")
             elif there[-1][1] != value:
                 where, found = there[-1]
-                problems.append(f"{where} in the image sets {key}={found} for {module}, wanted is {key}={value}")
+                problems.append(f"{where} {place} sets {key}={found} for {module}, wanted is {key}={value}")
     return tuple(problems)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from .host_io import Host
 from .target_modules import Needed, canonical, is_foreign, provided
@@ -26,7 +27,33 @@ _DM_KINDS = {"CRYPT": "dm_crypt", "mpath": "dm_multipath", "LVM": "dm_mod"}
 _UP, _REJECT = 0x1, 0x200
 
 
+@dataclass(frozen=True)
+class Card:
+    """A network card that the default route goes through."""
+
+    name: str
+    mac: str
+    driver: str
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What the host stands on: the modules that it needs, and the cards of its default route."""
+
+    modules: tuple[Needed, ...]
+    cards: tuple[Card, ...]
+
+    def purposes(self) -> tuple[str, ...]:
+        """What the modules are for, in the order in which it was found."""
+        return tuple(dict.fromkeys(item.purpose for item in self.modules))
+
+
 def needed(host: Host, esps: Collection[str] = ()) -> tuple[Needed, ...]:
+    """The modules of :func:`ground`."""
+    return ground(host, esps).modules
+
+
+def ground(host: Host, esps: Collection[str] = ()) -> Ground:
     """The modules for root, /usr, /boot, the ESPs and the interfaces of the default route. Acts on nothing.
 
     esps  mount points or device nodes (/dev/...) of further ESPs, which Proxmox does not keep mounted
@@ -40,7 +67,13 @@ def needed(host: Host, esps: Collection[str] = ()) -> tuple[Needed, ...]:
             reader.mount(purpose, *mounts[point])
     for interface in default_interfaces(host):
         reader.interface("default route", interface)
-    return tuple(reader.found)
+    return Ground(tuple(reader.found), tuple(reader.cards.values()))
+
+
+def physical_cards(host: Host) -> tuple[str, ...]:
+    """The interfaces that are hardware, of this host or of its hypervisor."""
+    names = host.names("/sys/class/net")
+    return tuple(name for name in names if host.exists(f"/sys/class/net/{name}/device"))
 
 
 def _mounts(host: Host) -> dict[str, tuple[str, str, str, str]]:
@@ -77,6 +110,7 @@ class _Reader:
         self.host = host
         self.root = str(host.path("/").resolve()).rstrip("/")
         self.found: dict[Needed, None] = {}
+        self.cards: dict[str, Card] = {}
         self.seen: set[tuple[str, str]] = set()
         tree = f"/lib/modules/{host.read_line('/proc/sys/kernel/osrelease')}"
         self.running = provided(host.read(f"{tree}/modules.builtin") or "", host.read(f"{tree}/modules.dep") or "")
@@ -173,8 +207,8 @@ class _Reader:
                 self.add(purpose, name, module, driver, self.host.read_line(f"{place}/modalias"))
             place = posixpath.dirname(place)
 
-    def interface(self, purpose: str, name: str) -> None:
-        """A network interface, through bridge, bond and vlan down to the cards."""
+    def interface(self, purpose: str, name: str, port: bool = False) -> None:
+        """A network interface, through bridge, bond and vlan down to the cards. ``port``: reached through another."""
         path = f"/sys/class/net/{name}"
         if (purpose, name) in self.seen or not self.host.exists(path):
             return
@@ -182,18 +216,21 @@ class _Reader:
         if self.host.exists(f"{path}/device"):
             self.hardware(purpose, name, f"{path}/device")
             self.hardware(purpose, name, f"{path}/phydev")
+            driver = self.target_name(f"{path}/device/driver")
+            self.cards[name] = Card(name, self.host.read_line(f"{path}/address"), driver)
             return
         kind = re.search(r"^DEVTYPE=(\S+)", self.host.read(f"{path}/uevent") or "", re.MULTILINE)
         if kind:
             self.add(purpose, name, _NET_KINDS.get(kind[1], kind[1]))
         lower = [item.removeprefix("lower_") for item in self.host.names(path) if item.startswith("lower_")]
+        if not lower and port and not kind:  # the host's end of a container or a virtual machine: no way out
+            return
         if not lower:  # Open vSwitch and tunnels do not show what is below: each card that is up
             self.add(purpose, name, "openvswitch")
             lower = [
                 item
-                for item in self.host.names("/sys/class/net")
-                if self.host.exists(f"/sys/class/net/{item}/device")
-                and self.host.read_line(f"/sys/class/net/{item}/operstate") == "up"
+                for item in physical_cards(self.host)
+                if self.host.read_line(f"/sys/class/net/{item}/operstate") == "up"
             ]
         for item in lower:
-            self.interface(purpose, item)
+            self.interface(purpose, item, port=True)

@@ -61,10 +61,14 @@ class Simulation:
 
 
 def arguments(target: Target) -> list[str]:
-    """Exact packages with exact versions. An installed package's version need not be in any archive any more."""
+    """Exact packages with exact versions. An installed package's version need not be in any archive any more.
+
+    What comes with them has the kernel's release in its name, and is therefore as exact.
+    """
     return [
         f"{target.image_package}={target.image_version}",
         f"{target.headers_package}={target.headers_version}",
+        *target.companions,
     ]
 
 
@@ -76,7 +80,7 @@ def simulate(host: Host, target: Target, lock_timeout_s: int) -> Simulation:
     if result.rc != 0:
         raise _failure(result, target)
     transaction = apt.parse_simulation(result.stdout)
-    reasons = apt.blocked(transaction, {target.image_package, target.headers_package})
+    reasons = apt.blocked(transaction, {target.image_package, target.headers_package, *target.companions})
     if reasons:
         raise stop("apt.would_break", f"apt install {' '.join(wanted)}", "; ".join(reasons))
     return Simulation(tuple(wanted), transaction, tuple(_lines(transaction)))

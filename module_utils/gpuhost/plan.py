@@ -40,6 +40,7 @@ def make_plan(facts: dict[str, Any], wishes: Wishes, run_id: str, controller_boo
         target, problem = _resumed_target(roll, running, wishes, back)
     else:
         target, problem, note = _fresh_target(found, running, wishes, back)
+        target = target and replace(target, companions=companions(facts, target.release))
         notes += note
     blockers += [problem] if problem else []
     idle = not resumes and target is not None and target.release == running and _settled(facts)
@@ -49,7 +50,7 @@ def make_plan(facts: dict[str, Any], wishes: Wishes, run_id: str, controller_boo
         blockers += target_blockers(facts, target, resumes, wishes)
     notes += _notes(facts, wishes, idle)
     if target is not None and not idle:
-        notes += package_notes(facts, target)
+        notes += package_notes(facts)
     if back and target is not None and (resumes or target.release not in (running, _default_release(facts))):
         notes.append(STAYS.format(release=target.release))
     return Plan(
@@ -196,6 +197,11 @@ def _passed_over(found: tuple[kernel.Candidate, ...], item: kernel.Candidate, ru
     return [f"{between[0]} is newer, but not installed: to go there, give its whole name"] if between else []
 
 
+def companions(facts: dict[str, Any], release: str) -> tuple[str, ...]:
+    """What apt has to install with a kernel, beside image and headers."""
+    return tuple(name for name, state in facts["companions"].get(release, {}).items() if state == "available")
+
+
 def _target(item: kernel.Candidate, reason: str) -> Target:
     return Target(
         item.release,
@@ -231,6 +237,7 @@ def _steps(facts: dict[str, Any], target: Target, wishes: Wishes) -> tuple[Step,
         )
         if suite != INSTALLED
     ]
+    packages += target.companions
     rows = [
         ("prepare", f"hold {facts['kernel']['release']} as the explicit boot default", False),
         ("prepare", f"install {', '.join(packages) or 'nothing: kernel and headers are there'}", False),

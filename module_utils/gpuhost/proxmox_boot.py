@@ -33,10 +33,10 @@ def parse_uuids(text: str) -> tuple[str, ...]:
 
 
 def uuid_problems(text: str) -> tuple[str, ...]:
-    """Lines that the tool passes over without an error, as sentences.
+    """Lines that the tool passes over without an error, as sentences, and those that are there twice.
 
     It knows no comments and takes off no blanks (each gives a WARN, rc 0), and it does not read a last line that has
-    no line end: that ESP is never refreshed, and nothing says so.
+    no line end: that ESP is never refreshed, and nothing says so. One that is there twice is written twice.
     """
     *lines, last = text.split("\n")
     problems = [
@@ -44,6 +44,7 @@ def uuid_problems(text: str) -> tuple[str, ...]:
         for number, line in enumerate([*lines, last], start=1)
         if line and not _UUID.fullmatch(line)
     ]
+    problems += [f"{UUIDS} has {uuid} more than once" for uuid in parse_uuids(text) if text.split("\n").count(uuid) > 1]
     if _UUID.fullmatch(last):
         problems.append(f"the last line of {UUIDS} has no line end, so the tool never refreshes {last}")
     return tuple(problems)

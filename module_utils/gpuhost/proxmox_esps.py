@@ -10,11 +10,12 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
-from . import systemd_boot
-from .grub_config import GrubEntry
+from . import grub_config, systemd_boot
+from .boot import FALLBACK_ID
+from .grub_config import GrubConfig, GrubEntry
 from .proxmox_boot import UUIDS
 
 KERNELS = "EFI/proxmox"
@@ -60,6 +61,8 @@ class EspContent:
     grub_entries  GRUB: the menu of ``grub_cfg``
     digests       path relative to the ESP -> SHA-256, of at least kernels and initrds
     problem       why it could not be read; the rest is empty then
+    texts         path -> text of the loaders' files, as they stand
+    read_only     mounted read-only by somebody, so that no refresh can write it
     """
 
     uuid: str
@@ -70,6 +73,51 @@ class EspContent:
     grub_entries: tuple[GrubEntry, ...] = ()
     digests: Mapping[str, str] = field(default_factory=dict)
     problem: str | None = None
+    texts: Mapping[str, str] = field(default_factory=dict)
+    menu: GrubConfig | None = None
+    free_bytes: int = 0
+    read_only: bool = False
+
+    def text(self, path: str) -> str | None:
+        """A file's text; vfat knows no case."""
+        return next((text for name, text in self.texts.items() if name.lower() == path.lower()), None)
+
+    def digest(self, path: str) -> str | None:
+        """A kernel's or an initrd's SHA-256."""
+        return next((found for name, found in self.digests.items() if name.lower() == path.lower()), None)
+
+
+def content(uuid: str, answer: Mapping[str, Any]) -> EspContent:
+    """What ``esp_agent.py`` has found on one ESP. A menu that GRUB could not read is a problem."""
+    if "problem" in answer:
+        return EspContent(uuid, "none", problem=answer["problem"])
+    found = EspContent(
+        uuid,
+        esp_loader(answer["names"]),
+        digests=answer["digests"],
+        texts=answer["texts"],
+        free_bytes=answer["free_bytes"],
+        read_only=answer["read_only"],
+    )
+    menu = None
+    grub_cfg = found.text("grub/grub.cfg")
+    if found.loader == "grub" and grub_cfg is not None:
+        try:
+            menu = grub_config.parse(grub_cfg)
+        except ValueError as error:
+            return EspContent(uuid, "grub", problem=f"grub/grub.cfg: {error}")
+    return replace(
+        found,
+        loader_conf=found.text("loader/loader.conf"),
+        entries=tuple(
+            systemd_boot.parse_entry(path.rsplit("/", 1)[-1], text)
+            for path, text in found.texts.items()
+            if path.lower().startswith("loader/entries/")
+        ),
+        grub_cfg=grub_cfg,
+        grub_entries=menu.entries if menu else (),
+        menu=menu,
+    )
 
 
 @dataclass(frozen=True)
@@ -137,11 +185,10 @@ def compare(
 
 def _files(esp: EspContent, release: str, folder: str, want: _Want) -> Iterator[Difference]:
     """Kernel and initrd of a release against those in /boot; where those are gone, only whether they are there."""
-    digests = {path.lower(): digest for path, digest in esp.digests.items()}
     names = (f"vmlinuz-{release}", f"initrd.img-{release}")
     for name, expected in zip(names, want.kernels.get(release, (None, None)), strict=True):
         path = f"{folder}{name}"
-        observed = digests.get(path.lower())
+        observed = esp.digest(path)
         if observed is None:
             yield Difference(esp.uuid, path, "missing", f"like /boot/{name}")
         elif expected and observed != expected:
@@ -183,7 +230,8 @@ def _systemd_boot(esp: EspContent, want: _Want, release: str) -> Iterator[Differ
 def _grub_releases(esp: EspContent) -> tuple[set[str], set[str]]:
     """Releases with a kernel file at the root of the ESP, and with a menu entry."""
     files = {found[1] for found in map(_IMAGE.fullmatch, esp.digests) if found}
-    entries = {item.release for item in esp.grub_entries if item.release and not item.recovery}
+    own = [item for item in esp.grub_entries if not item.recovery and item.id != FALLBACK_ID]
+    entries = {item.release for item in own if item.release}
     return files, entries
 
 

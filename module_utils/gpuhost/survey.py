@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from . import apt, boot, dkms, kernel, loaders, workloads
+from . import apt, apt_guard, boot, dkms, driver_facts, driver_source, kernel, loaders, target_modules, workloads
 from .documents import as_dict, make_head
 from .errors import Stop, stop
 from .host_io import Host
@@ -18,6 +18,8 @@ from .rollfile import Roll, load
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 DPKG_FORMAT = "${Package}\t${Version}\t${db:Status-Abbrev}\n"
 APT_LISTS = "/var/lib/apt/lists"
+APT_WAIT_S = 120
+"""How long the survey waits for another program's apt: states that dpkg is just changing say nothing."""
 
 
 def collect(host: Host, name: str, run_id: str, apt_max_age_s: int | None) -> dict[str, Any]:
@@ -27,6 +29,9 @@ def collect(host: Host, name: str, run_id: str, apt_max_age_s: int | None) -> di
     """
     head = make_head("facts", name, run_id)
     notes: list[str] = []
+    roll, roll_error = _read_roll(host)
+    # On a trial boot the dead-man's clock runs, and an open roll has this proven by its preflight.
+    locked_by = wait_for_apt(host, 0 if roll is not None and roll.is_open else APT_WAIT_S)
     age = lists_age_s(host)
     if apt_max_age_s is not None and (age is None or age > apt_max_age_s):
         result = host.run(["apt-get", "-q", "update"], timeout_s=600)
@@ -34,7 +39,7 @@ def collect(host: Host, name: str, run_id: str, apt_max_age_s: int | None) -> di
             notes.append(f"apt-get update: {apt.parse_apt_error(result.stderr) or result.last_line}")
     running = host.read_line("/proc/sys/kernel/osrelease")
     packages = read_packages(host)
-    roll, roll_error = _read_roll(host)
+    candidates, companions = read_candidates(host, running, packages)
     return {
         **asdict(head),
         "notes": notes,
@@ -45,19 +50,23 @@ def collect(host: Host, name: str, run_id: str, apt_max_age_s: int | None) -> di
             "boot_id": host.read_line(BOOT_ID),
             "cpu_vendor": _cpu_vendor(host),
             "uptime_s": float((host.read_line("/proc/uptime") or "0").split()[0]),
+            "kexec_armed": read_kexec(host),
         },
         "os": _os_release(host),
         "packages": {
             "half_configured": list(apt.half_configured(packages)),
             "lists_age_s": lists_age_s(host),
+            "held": held_versions(packages),
+            "locked_by": locked_by,
         },
-        "candidates": [asdict(item) for item in read_candidates(host, running, packages)],
+        "candidates": [asdict(item) for item in candidates],
+        "companions": companions,
         "boot": boot.survey(loaders.of(host).read(), host, running),
-        "driver": _driver(host),
+        "driver": driver_facts.read(host, running, installed_versions(packages)),
         # dkms status unpacks and compares every module: seconds on a host with several kernels. The preflight needs it.
         "dkms": [name for name in host.names("/var/lib/dkms") if dkms.is_nvidia_driver(name)],
         "majors": read_majors(host),
-        "gpus": _gpus(host),
+        "gpus": driver_facts.read_gpus(host),
         "containers": workloads.survey(host),
         "roll": None if roll is None else as_dict(roll),
         "roll_error": roll_error,
@@ -90,21 +99,85 @@ def read_packages(host: Host) -> dict[str, apt.PackageState]:
     return packages
 
 
-def read_candidates(host: Host, running: str, packages: dict[str, apt.PackageState]) -> tuple[kernel.Candidate, ...]:
-    """Kernels of the running flavour that are installed or that apt could install, newest first."""
+def installed_versions(packages: dict[str, apt.PackageState]) -> dict[str, str]:
+    """Fully installed package -> its version."""
+    return {name: state.version for name, state in packages.items() if state.installed}
+
+
+def held_versions(packages: dict[str, apt.PackageState]) -> dict[str, str]:
+    """Held package -> its installed version, empty where it is not installed."""
+    return {name: state.version if state.installed else "" for name, state in packages.items() if state.held}
+
+
+def wait_for_apt(host: Host, limit_s: float) -> str | None:
+    """Wait until nobody holds apt's locks; who still does after that long, None where nobody."""
+    end = host.clock() + limit_s
+    while (holder := read_lock_holder(host)) is not None and host.clock() < end:
+        host.sleep(2)
+    return holder
+
+
+def read_lock_holder(host: Host) -> str | None:
+    """Who holds one of apt's locks now."""
+    locks = host.read("/proc/locks") or ""
+    inodes = {host.inode(path) or 0: path for path in apt_guard.LOCK_FILES if host.exists(path)}
+    pids = {word for line in locks.splitlines() for word in line.split()[4:5] if word.isdigit()}
+    return apt_guard.lock_holder(locks, inodes, {int(pid): host.read_line(f"/proc/{pid}/comm") for pid in pids})
+
+
+def read_kexec(host: Host) -> str | None:
+    """Why a reboot would not go through the boot loader; None where it would."""
+    names = [f"{apt_guard.KEXEC_DEFAULTS}.d/{name}" for name in host.names(f"{apt_guard.KEXEC_DEFAULTS}.d")]
+    defaults = "\n".join(host.read(path) or "" for path in (apt_guard.KEXEC_DEFAULTS, *names))
+    loaded = host.read_line(apt_guard.KEXEC_LOADED)
+    if apt_guard.kexec_armed(loaded, defaults, {}) is None:
+        return None
+    units = {name: host.run(["systemctl", "is-enabled", name]).stdout for name in apt_guard.KEXEC_UNITS}
+    return apt_guard.kexec_armed(loaded, defaults, units)
+
+
+def read_candidates(
+    host: Host, running: str, packages: dict[str, apt.PackageState]
+) -> tuple[tuple[kernel.Candidate, ...], dict[str, dict[str, str]]]:
+    """Kernels of the running flavour that are installed or that apt could install, newest first.
+
+    And release -> the packages that must come with it, because the running kernel has them beside its own, each with
+    ``installed``, ``available`` or ``nowhere``.
+    """
     names: set[str] = set()
     for pattern in kernel.image_name_patterns(running):
         names.update(host.run(["apt-cache", "pkgnames", pattern]).stdout.split())
     flavour = flavour_of(running)
     releases = {name: kernel.release_of_image_package(name) for name in sorted(names)}
+    installed = installed_versions(packages)
     wanted: list[str] = []
+    companions: dict[str, list[str]] = {}
     for name, release in releases.items():
         if release is not None and flavour_of(release) == flavour:
-            wanted += [name, *kernel.headers_package_names(release)]
+            companions[release] = companion_packages(installed, running, release)
+            wanted += [name, *kernel.headers_package_names(release), *companions[release]]
     madison = host.run(["apt-cache", "madison", *sorted(set(wanted))], timeout_s=120) if wanted else None
     lines = apt.parse_madison(madison.stdout) if madison else []
-    installed = {name: state.version for name, state in packages.items() if state.installed}
-    return kernel.candidates(lines, installed, flavour)
+    available = {line.package for line in lines}
+    states = {
+        release: {name: _availability(name, available, installed) for name in names}
+        for release, names in companions.items()
+        if names
+    }
+    return kernel.candidates(lines, installed, flavour), states
+
+
+def _availability(name: str, available: set[str], installed: dict[str, str]) -> str:
+    return "installed" if name in installed else "available" if name in available else "nowhere"
+
+
+def companion_packages(installed: dict[str, str], running: str, release: str) -> list[str]:
+    """Ubuntu's packages that a kernel needs beside its own: the precompiled driver, the less common drivers."""
+    names = [
+        driver_source.precompiled_package(installed, running, release),
+        target_modules.extra_package(running, release, installed),
+    ]
+    return [name for name in names if name]
 
 
 def read_majors(host: Host) -> dict[str, int]:
@@ -134,22 +207,3 @@ def _cpu_vendor(host: Host) -> str:
     """``AuthenticAMD``, ``GenuineIntel``; empty where /proc/cpuinfo says neither."""
     lines = (host.read("/proc/cpuinfo") or "").splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
-
-
-def _driver(host: Host) -> dict[str, Any]:
-    version = host.read_line("/sys/module/nvidia/version")
-    return {
-        "loaded": host.exists("/sys/module/nvidia"),
-        "version": version or None,
-        "uvm_disable_hmm": host.read_line("/sys/module/nvidia_uvm/parameters/uvm_disable_hmm") or None,
-    }
-
-
-def _gpus(host: Host) -> list[dict[str, str]]:
-    """NVIDIA's display and 3D controllers (PCI class 03xx) by PCI address."""
-    found = []
-    for address in host.names("/sys/bus/pci/devices"):
-        base = f"/sys/bus/pci/devices/{address}"
-        if host.read_line(f"{base}/vendor") == "0x10de" and host.read_line(f"{base}/class").startswith("0x03"):
-            found.append({"address": address, "device": host.read_line(f"{base}/device")})
-    return found

@@ -19,10 +19,10 @@ from .rollfile import Roll, Workload
 LXC_FOLDER = "/var/lib/lxc"
 STOP_FOR_REBOOT_S = 60
 HOLD_FILE = "/var/lib/gpuhost/hold"
-HOLD_DROP_INS = tuple(
-    f"/etc/systemd/system/{unit}.d/50-gpuhost-hold.conf" for unit in ("lxc.service", "lxc@.service")
-)  # fmt: skip
-HOLD_DROP_IN = b"""# Managed by gpuhost: no container starts by itself between drain and hand back.
+HELD_UNITS = ("lxc.service", "lxc@.service", "apt-daily.service", "apt-daily-upgrade.service")
+"""Containers, and apt's daily runs: they start at boot and hold dpkg's lock, or change packages under a trial."""
+HOLD_DROP_INS = tuple(f"/etc/systemd/system/{unit}.d/50-gpuhost-hold.conf" for unit in HELD_UNITS)
+HOLD_DROP_IN = b"""# Managed by gpuhost: between drain and hand back nothing of this starts by itself.
 [Unit]
 ConditionPathExists=!/var/lib/gpuhost/hold
 """
@@ -154,6 +154,7 @@ def release(host: Host) -> bool:
     held = host.remove(HOLD_FILE)
     for path in HOLD_DROP_INS:
         held = host.remove(path) or held
+        host.remove_empty_folder(path.rpartition("/")[0])
     if held:
         _reload(host)
         # The condition kept the unit from starting at boot. Without it nobody stops the containers at a shutdown.

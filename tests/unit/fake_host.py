@@ -47,6 +47,7 @@ class FakeHost(Host):
         self.archive: list[tuple[str, str, str]] = []
         self.held: set[str] = set()
         self.dkms_fails = False
+        self.absent: set[str] = set()
         self.rebooting = False
         self.boots: list[str] = []
 
@@ -95,6 +96,13 @@ class FakeHost(Host):
         if argv[0] not in READS_ONLY:
             self._effect(" ".join(argv))
         return Result(tuple(argv), rc, out, err)
+
+    def run_bytes(self, argv: list[str], timeout_s: float = 60, stdin: bytes = b"") -> tuple[int, bytes, str]:
+        """A filter is the program of the machine that the test runs on, unless the host is to have none."""
+        self.calls.append(list(argv))
+        if argv[0] in self.absent:
+            return 127, b"", f"{argv[0]}: No such file or directory"
+        return super().run_bytes(argv, timeout_s, stdin)
 
     def write_atomic(self, path: str, data: bytes, mode: int | None = 0o644) -> None:
         with mock.patch("os.fsync"):  # its order has a test of its own; a hundred rolls would wait for the disk

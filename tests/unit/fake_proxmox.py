@@ -14,18 +14,27 @@ those of a lab machine with two real ESPs (8.1.0):
   the pin until the next refresh (packages of systemd-boot, GRUB, shim and the tool itself run it since 8.1.2)
 
 Not copied: mounting (an ESP is a folder), the question on a terminal, ``format``, ``init`` and ``clean``.
+
+``agent`` stands for the process that reads and changes ESPs in a mount namespace of its own (esp_agent.py): its own
+functions run, on those folders.
 """
 
 from __future__ import annotations
 
+import errno
+import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest import mock
 
 from fake_host import Answer, FakeHost
+
+from gpuhost import esp_agent, grub_env
 
 ETC = "/etc/kernel"
 UUIDS = f"{ETC}/proxmox-boot-uuids"
@@ -50,7 +59,8 @@ def lay_out(host: FakeHost, name: str) -> FakeProxmox:
     uuids = []
     for path, text in fixture(name).items():
         if path.startswith("/"):
-            host.put(path, text)
+            # A real block has no line end behind it, which such a tree can't hold.
+            host.put(path, grub_env.render({}) if path.endswith("/grubenv") else text)
         if path == UUIDS:
             uuids = text.split()
         if path.startswith("/boot/vmlinuz-"):
@@ -59,6 +69,7 @@ def lay_out(host: FakeHost, name: str) -> FakeProxmox:
         host.packages[f"proxmox-kernel-{series}"] = (f"{series}.1", "ii")
     tool = FakeProxmox({uuid: f"/esp/{uuid}" for uuid in uuids})
     host.programs[("proxmox-boot-tool",)] = tool
+    host.programs[("unshare", "--mount", "--propagation", "private")] = tool.agent
     return tool
 
 
@@ -76,13 +87,21 @@ class FakeProxmox:
 
     esps     each ESP's folder in the host's tree
     missing  UUIDs whose disk is gone
+    broken   UUIDs of which the file system can't be mounted
+    locked   UUIDs that somebody has mounted read-only
     room     UUID -> bytes that kernels and initrds may take there
+    asleep   a refresh that does nothing, with rc 0
+    root_id  in the ESPs' menus; else that of the host's grub.cfg
     """
 
     esps: dict[str, str]
     missing: set[str] = field(default_factory=set)
+    broken: set[str] = field(default_factory=set)
+    locked: set[str] = field(default_factory=set)
     room: dict[str, int] = field(default_factory=dict)
+    asleep: bool = False
     root: str = "root=ZFS=/ROOT/pve-1 ro"
+    root_id: str = ""
     out: list[str] = field(default_factory=list)
     err: list[str] = field(default_factory=list)
 
@@ -132,6 +151,8 @@ class FakeProxmox:
                 self.err.append(f"WARN: {uuid} read from {UUIDS} does not look like a VFAT-UUID - skipping")
             elif uuid in self.missing or uuid not in self.esps:
                 self.err.append(f"WARN: /dev/disk/by-uuid/{uuid} does not exist - clean '{UUIDS}'! - skipping")
+            elif uuid in self.broken:
+                self.err.append(f"mount of /dev/disk/by-uuid/{uuid} failed - skipping")
             else:
                 work(uuid, self.host.path(self.esps[uuid]))
 
@@ -250,7 +271,8 @@ class FakeProxmox:
             self.err.append("No /etc/kernel/cmdline found - falling back to /proc/cmdline")
             running = re.sub(r"\binitrd=[0-9a-zA-Z\\/.-]*\s*", "", self.host.read("/proc/cmdline") or "")
             self.cmdline = running.rstrip("\n")
-        self._each_esp(self._refresh_esp)
+        if not self.asleep:
+            self._each_esp(self._refresh_esp)
 
     def _refresh_esp(self, uuid: str, esp: Path) -> None:
         self.grub = self.grub or (esp / "EFI/proxmox/grubx64.efi").exists()
@@ -303,12 +325,48 @@ class FakeProxmox:
         """cp: the target is emptied first, and what fits is written."""
         target.write_bytes(b"")
         data = source.read_bytes()
-        taken = sum(item.stat().st_size for item in esp.rglob("*") if re.match(r"vmlinuz-|initrd\.img-", item.name))
-        left = max(self.room.get(uuid, 2**40) - taken, 0)
+        left = self._left(uuid, esp)
         target.write_bytes(data[:left])
         if len(data) > left:
             self.err.append(f"cp: error writing '{target}': No space left on device")
             raise _Exit(1)
+
+    def _left(self, uuid: str, esp: Path) -> int:
+        taken = sum(item.stat().st_size for item in esp.rglob("*") if re.match(r"vmlinuz-|initrd\.img-", item.name))
+        return max(self.room.get(uuid, 2**40) - taken, 0)
+
+    # --- the process in a mount namespace of its own
+
+    def agent(self, host: FakeHost, argv: list[str]) -> Answer:
+        """``unshare --mount --propagation private PYTHON -I - ORDER`` with the program on stdin."""
+        self.host = host
+        assert argv[5:7] == ["-I", "-"]
+        assert b"def mounted_here(" in host.stdins[-1]
+        with mock.patch("os.fsync"):
+            answers = esp_agent.work(json.loads(argv[7]), self._mounted, host.root)
+        for uuid in self.room:
+            if "free_bytes" in answers.get(uuid, {}):
+                answers[uuid]["free_bytes"] = self._left(uuid, host.path(self.esps[uuid]))
+        return 0, json.dumps(answers) + "\n", ""
+
+    @contextmanager
+    def _mounted(self, uuid: str, writable: bool) -> Iterator[tuple[Path, bool]]:
+        if uuid in self.missing or uuid not in self.esps:
+            raise esp_agent.Unmountable(f"/dev/disk/by-uuid/{uuid} does not exist")
+        if uuid in self.broken:
+            raise esp_agent.Unmountable(f"mount: /mnt/{uuid}: wrong fs type, bad option, bad superblock")
+        if writable and uuid in self.locked:
+            raise esp_agent.Unmountable(f"/dev/disk/by-uuid/{uuid} is mounted read-only")
+        esp = self.host.path(self.esps[uuid])
+        real = esp_agent.write
+
+        def limited(target: Path, data: bytes) -> None:
+            if re.match(r"vmlinuz-|initrd\.img-", target.name) and len(data) > self._left(uuid, esp):
+                raise OSError(errno.ENOSPC, "No space left on device", str(target))
+            real(target, data)
+
+        with mock.patch.object(esp_agent, "write", limited):
+            yield esp, uuid in self.locked
 
     def _remove_old(self, names: list[str], paths: Callable[[str], list[Path]]) -> None:
         for name in names:
@@ -344,7 +402,7 @@ class FakeProxmox:
         answer = subprocess.run(["sh", "-c", script, "sh", *files], capture_output=True, text=True, check=True)
         default, arguments = answer.stdout.splitlines()
         found = re.search(r"gnulinux-advanced-(.+)' \{$", self.host.read("/boot/grub/grub.cfg") or "", re.MULTILINE)
-        root = found[1] if found else "0000"
+        root = self.root_id or (found[1] if found else "0000")
         options = f"{self.root} {arguments}".strip()
         kernels = sorted(_images(esp), key=_natural, reverse=True)
         text = HEAD.format(default=default)
@@ -354,7 +412,13 @@ class FakeProxmox:
         )
         for item in kernels:
             text += _menuentry("\t", f"gnulinux-{item}-advanced-{root}", item, options, uuid)
-        (esp / "grub/grub.cfg").write_text(text + "}\n")
+        text += "}\n"
+        for name in self.host.names("/etc/grub.d"):  # scripts of the kind `exec tail -n +N "$0"`
+            script = self.host.read(f"/etc/grub.d/{name}") or ""
+            found = re.search(r'^exec tail -n \+(\d+) "\$0"$', script, re.MULTILINE)
+            assert found is not None
+            text += "".join(script.splitlines(keepends=True)[int(found[1]) - 1 :])
+        (esp / "grub/grub.cfg").write_text(text)
 
 
 HEAD = """if [ -s $prefix/grubenv ]; then

@@ -6,6 +6,7 @@ Shapes of their output: tests/fixtures/apt, and systemd 252's and DKMS 3.0.10's 
 from __future__ import annotations
 
 from fake_host import Answer, FakeHost
+from fake_initramfs import image_of
 from fake_tree import (
     EFIVARS,
     ESP,
@@ -81,21 +82,15 @@ def update_initramfs(host: FakeHost, argv: list[str]) -> Answer:
     release = argv[argv.index("-k") + 1]
     if not host.exists(f"/boot/vmlinuz-{release}"):
         return 1, "", f"update-initramfs: /boot/vmlinuz-{release} is missing"
-    options = host.read("/etc/modprobe.d/gpuhost.conf") or ""
-    host.put(f"/boot/initrd.img-{release}", f"initrd of {release}\n{options}")
+    host.put(f"/boot/initrd.img-{release}", image_of(host, release))
     # /etc/initramfs/post-update.d/systemd-boot
     kernel_install(host, ["kernel-install", "add", release, f"/boot/vmlinuz-{release}", f"/boot/initrd.img-{release}"])
     return 0, f"update-initramfs: Generating /boot/initrd.img-{release}\n", ""
 
 
 def dkms(host: FakeHost, argv: list[str]) -> Answer:
-    """``dkms status``: one line for each kernel that has the modules."""
-    lines = [
-        f"nvidia/570.124.06, {release}, x86_64: installed\n"
-        for release in host.names("/lib/modules")
-        if host.exists(f"/lib/modules/{release}/updates/dkms/nvidia.ko.xz")
-    ]
-    return 0, "".join(lines) or "nvidia/570.124.06: added\n", ""
+    """Nothing asks it: what it would say is read from its tree."""
+    return 1, "", "dkms: not to be asked"
 
 
 def modinfo(host: FakeHost, argv: list[str]) -> Answer:

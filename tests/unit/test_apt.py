@@ -141,6 +141,27 @@ def test_each_guard(name: str) -> None:
     assert blocked(Transaction(installs=(PackageChange(name, None, "1"),)), [IMAGE]) == (f"would install {name} 1",)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dkms", "libzpool5linux", "libnvpair3linux", "libuutil3linux", "libpve-common-perl", "proxmox-kernel-helper",
+        "shim-signed", "qemu-server", "zfs-initramfs", "pve-manager", "nvidia-kernel-common-580", "libnvidia-cfg1-580",
+    ],
+)  # fmt: skip
+def test_what_keeps_the_host_alive_does_not_change_with_a_kernel(name: str) -> None:
+    change = PackageChange(name, "1", "2")
+    assert blocked(Transaction(upgrades=(change,)), [IMAGE]) == (f"would change {name} 1 -> 2",)
+    assert blocked(Transaction(removals=(PackageChange(name, "1", None),)), [IMAGE]) == (f"would remove {name} 1",)
+
+
+@pytest.mark.parametrize("stem", ["linux-modules-nvidia-580-", "linux-objects-nvidia-580-", "linux-signatures-nvidia-"])
+def test_a_precompiled_driver_comes_with_its_kernel_and_is_not_changed(stem: str) -> None:
+    name = f"{stem}6.14.0-36-generic"
+    assert blocked(Transaction(installs=(PackageChange(name, None, "1"),)), [IMAGE]) == ()
+    assert blocked(Transaction(upgrades=(PackageChange(name, "1", "2"),)), [IMAGE]) == (f"would change {name} 1 -> 2",)
+    assert blocked(Transaction(removals=(PackageChange(name, "1", None),)), [IMAGE]) == (f"would remove {name} 1",)
+
+
 @pytest.mark.parametrize("name", ["linux-image-6.1.0-58-amd64", "systemd", "libgrub", "pvesomething", "linux-base"])
 def test_others_may_change(name: str) -> None:
     assert blocked(Transaction(upgrades=(PackageChange(name, "1", "2"),)), [IMAGE]) == ()

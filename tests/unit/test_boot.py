@@ -9,14 +9,14 @@ from fake_host import FakeHost
 from fake_roll import debian_host
 from fake_tree import EFIVARS, ESP, GUID, MACHINE, NEW, NEW_ENTRY, OLD, OLD_ENTRY, set_variable
 
-from gpuhost import boot, loaders, trial
+from gpuhost import boot, fallbacks, loaders
 from gpuhost.dkms import NVIDIA_MODULES
 from gpuhost.errors import Stop
 
 
 def hashes_of(host: FakeHost) -> dict[str, str]:
     """The fallback's hashes, by way of the roll's own function."""
-    return trial.record_fallback(host, loaders.of(host), OLD, None).files
+    return fallbacks.record(host, loaders.of(host), OLD, None).files
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_the_loader_is_known_by_what_it_says(host: FakeHost, info: str | None, l
 def test_the_tool_that_manages_the_esps_comes_before_the_loader_on_them(host: FakeHost) -> None:
     host.put("/etc/kernel/proxmox-boot-uuids", "AAAA-0001\n")
     state = loaders.of(host).read()
-    assert (state.loader, state.problems[0].cause) == ("proxmox-boot-tool", "loader.unsupported")
+    assert (state.loader, state.problems[0].cause) == ("proxmox-boot-tool", "boot.esp_unreachable")
 
 
 def test_only_conf_files_are_entries(host: FakeHost) -> None:

@@ -10,7 +10,7 @@ from fake_host import FakeHost, Killed
 from fake_roll import debian_host, plan_of, prepared, roll_of, step
 from fake_tree import CMDLINE, ESP, MACHINE, NEW, NEW_ENTRY, OLD, OLD_ENTRY
 
-from gpuhost import boot_config, loaders, trial
+from gpuhost import boot_config, fallbacks, loaders
 from gpuhost.boot_config import MODPROBE_FILE, MODPROBE_HEAD, render_modprobe, wanted_arguments, wanted_files
 from gpuhost.errors import Stop
 
@@ -123,13 +123,13 @@ def test_a_cut_copy_on_the_esp_is_a_reason(host: FakeHost, file: str) -> None:
 def test_the_rebuild_is_for_the_target_only(host: FakeHost, there: bool) -> None:
     if not there:
         host.path(f"/boot/initrd.img-{NEW}").unlink()
-    before = trial.record_fallback(host, loaders.of(host), OLD, None).files
+    before = fallbacks.record(host, loaders.of(host), OLD, None).files
     boot_config.rebuild(loaders.of(host), NEW, 10)
     assert host.ran("update-initramfs") == [["update-initramfs", "-u" if there else "-c", "-k", NEW]]
     assert host.ran("kernel-install") == [
         ["kernel-install", "add", NEW, f"/boot/vmlinuz-{NEW}", f"/boot/initrd.img-{NEW}"]
     ]
-    assert trial.record_fallback(host, loaders.of(host), OLD, None).files == before
+    assert fallbacks.record(host, loaders.of(host), OLD, None).files == before
 
 
 @pytest.mark.parametrize(

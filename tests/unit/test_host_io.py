@@ -52,6 +52,47 @@ def test_reading(host: Host, tmp_path: Path) -> None:
     assert (host.free_bytes("/a") or 0) > 0
 
 
+def test_a_file_is_hashed_once_where_nothing_changes(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"one")
+    first = hashlib.sha256(b"one").hexdigest()
+    with host.hashing_once():
+        assert host.read_and_hash("/a") == b"one"
+        assert host.read_and_hash("/none") is None
+        assert host.sha256("/none") is None
+        (tmp_path / "a").write_bytes(b"two")
+        (tmp_path / "none").write_bytes(b"")
+        assert host.sha256("/a") == first
+        assert host.sha256("/none") is None
+    assert host.sha256("/a") == hashlib.sha256(b"two").hexdigest()
+    assert host.sha256("/none") is not None
+
+
+def test_the_inode_is_the_one_in_proc_locks(host: Host, tmp_path: Path) -> None:
+    assert host.inode("/lock") is None
+    (tmp_path / "lock").touch()
+    assert host.inode("/lock") == (tmp_path / "lock").stat().st_ino
+
+
+def test_a_filter_takes_and_gives_bytes(host: Host) -> None:
+    data = bytes(range(256)) * 4000
+    assert host.run_bytes(["cat"], stdin=data) == (0, data, "")
+    rc, out, error = host.run_bytes([sys.executable, "-c", "import sys; sys.stderr.write('no'); sys.exit(3)"])
+    assert (rc, out, error) == (3, b"", "no")
+
+
+def test_a_filter_that_is_missing_or_hangs(host: Host) -> None:
+    assert host.run_bytes(["no-such-program-here"])[0] == 127
+    assert host.run_bytes(["sleep", "30"], timeout_s=0.2) == (124, b"", "sleep: killed after 0 s")
+
+
+def test_a_filter_that_does_not_read_its_input(host: Host) -> None:
+    assert host.run_bytes(["true"], stdin=bytes(1 << 20))[0] == 0
+
+
+def test_needrestart_neither_asks_nor_restarts() -> None:
+    assert (ENVIRONMENT["NEEDRESTART_SUSPEND"], ENVIRONMENT["NEEDRESTART_MODE"]) == ("1", "l")
+
+
 def test_a_dangling_link_counts_as_nothing(host: Host, tmp_path: Path) -> None:
     (tmp_path / "build").symlink_to("nowhere")
     assert not host.exists("/build")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
-import stat
 import subprocess
 from pathlib import Path
 
 import pytest
+from fake_initramfs import EARLY, FILE, FOLDER, LINK, archive, member
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,25 +18,6 @@ from gpuhost.modprobe_config import kept_away, modprobe_problems
 
 RELEASE = "6.12.118+deb13-amd64"
 TREE = f"usr/lib/modules/{RELEASE}"
-LINK, FILE, FOLDER = stat.S_IFLNK | 0o777, stat.S_IFREG | 0o644, stat.S_IFDIR | 0o755
-Member = tuple[str, int, bytes]
-
-
-def member(name: str, mode: int = FILE, body: bytes = b"", inode: int = 0, links: int = 1) -> bytes:
-    """One file of a newc archive."""
-    raw = name.encode() + b"\0"
-    fields = (inode, mode, 0, 0, links, 0, len(body), 0, 0, 0, 0, len(raw), 0)
-    head = b"070701" + b"".join(b"%08X" % field for field in fields) + raw
-    return head + bytes(-len(head) % 4) + body + bytes(-len(body) % 4)
-
-
-def archive(*members: Member, trailer: bool = True, block: int = 4) -> bytes:
-    data = b"".join(member(name, mode, body, inode) for inode, (name, mode, body) in enumerate(members, start=1))
-    data += member("TRAILER!!!") if trailer else b""
-    return data + bytes(-len(data) % block)
-
-
-EARLY = archive(("kernel/x86/microcode/GenuineIntel.bin", FILE, b"\x01microcode" * 50), block=512)
 EARLY_MODULES = archive((f"{TREE}/kernel/drivers/nvme/host/nvme.ko.xz", FILE, b"\xfd7zXZ module"), block=512)
 MAIN = archive(
     (".", FOLDER, b""),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from fake_host import Answer, FakeHost
 
-from gpuhost import grub_defaults, grub_env, loader_grub, trial
+from gpuhost import fallbacks, grub_defaults, grub_env, loader_grub, trial
 from gpuhost.boot import FALLBACK_ID
 from gpuhost.documents import make_head
 from gpuhost.loader_grub import Grub
@@ -82,8 +82,8 @@ def held(host: FakeHost) -> tuple[Grub, Fallback]:
     entry = loader.read().entry(OLD)
     assert entry is not None
     loader.add_fallback(entry)
-    fallback = trial.record_fallback(host, loader, OLD, loader.read().policy)
-    trial.hold_fallback(loader, fallback)
+    fallback = fallbacks.record(host, loader, OLD, loader.read().policy)
+    fallbacks.hold(loader, fallback)
     return loader, fallback
 
 
@@ -129,7 +129,7 @@ def test_new_arguments_reach_every_entry_but_the_fallback(tmp_path: Path) -> Non
     assert "init=/nonexistent" in options[NEW_ID]
     assert "init=/nonexistent" in options[OLD_ID]
     assert "init" not in options[FALLBACK_ID]
-    assert trial.record_fallback(host, loader, OLD, None).files == fallback.files
+    assert fallbacks.record(host, loader, OLD, None).files == fallback.files
     assert loader.argument_changes({"panic": "30", "init": "/nonexistent"}) == []
 
 

@@ -1,19 +1,18 @@
-"""The preflight: a clean root passes, and each defect gives exactly its own cause."""
+"""The preflight as a whole, and its module. What each proof finds: test_preflight_defects.py."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fake_host import FakeHost
 from fake_roll import HOST_NAME, RUN_ID, debian_host, plan_of, prepared, roll_of, step
-from fake_tree import CMDLINE, DRIVER, ESP, MACHINE, NEW, NEW_ENTRY, OLD, OLD_ENTRY, entry_text, set_variable
+from fake_tree import DRIVER, NEW, OLD
 
 from gpuhost import preflight
-from gpuhost.boot_config import MODPROBE_FILE
 from gpuhost.causes import cause
 from gpuhost.documents import Preflight
 from gpuhost.errors import Stop
@@ -41,95 +40,29 @@ def test_a_clean_root_passes(host: FakeHost) -> None:
     document = prove(host)
     assert causes(document) == []
     assert preflight.first_failure(document) is None
-    names = [item.name for item in document.proofs]
-    assert {"headers", "dkms", "boot entry", "kernel arguments", "initramfs", "fallback unchanged", "packages"} <= set(
-        names
-    )
-    assert names.index("headers") == 0
+    assert preflight.warnings(document) == ()
+    names = {item.name for item in document.proofs}
+    assert {"headers", "dkms", "boot entry", "kernel arguments", "initramfs", "fallback unchanged", "packages"} <= names
 
 
-def _without(*paths: str) -> Callable[[FakeHost], None]:
-    def spoil(host: FakeHost) -> None:
-        for path in paths:
-            host.path(path).unlink()
-
-    return spoil
-
-
-def _text(path: str, text: str) -> Callable[[FakeHost], None]:
-    return lambda host: host.put(path, text)
-
-
-def _no_headers(host: FakeHost) -> None:
-    host.path(f"/lib/modules/{NEW}/build/Makefile").unlink()
-    host.path(f"/lib/modules/{NEW}/build").rmdir()
-
-
-def _old_initrd(host: FakeHost) -> None:
-    host.put(MODPROBE_FILE, "options nvidia_uvm uvm_disable_hmm=1\n")
-    host.aged(f"/boot/initrd.img-{NEW}", 60)
-
-
-def _status(line: str) -> Callable[[FakeHost], None]:
-    return lambda host: host.programs.update({("dkms",): (0, line + "\n", "")})
-
-
-def _module(path: str, kernel: str, version: str = DRIVER) -> Callable[[FakeHost], None]:
-    return _text(path, f"vermagic={kernel} SMP preempt mod_unload modversions\nversion={version}\n")
-
-
-def _entry_without_initrd(host: FakeHost) -> None:
-    text = host.read(f"{ESP}/loader/entries/{NEW_ENTRY}") or ""
-    host.put(
-        f"{ESP}/loader/entries/{NEW_ENTRY}", "".join(line for line in text.splitlines(True) if "initrd" not in line)
-    )
-
-
-ESP_INITRD = f"{ESP}/{MACHINE}/{NEW}/initrd.img-{NEW}"
-DEFECTS: dict[str, tuple[str, Callable[[FakeHost], None]]] = {
-    "no headers": ("dkms.headers_missing", _no_headers),
-    "dkms: only added": ("dkms.not_built", _status(f"nvidia/{DRIVER}: added")),
-    "dkms: for the old kernel": ("dkms.not_built", _status(f"nvidia/{DRIVER}, {OLD}, x86_64: installed")),
-    "dkms fails": ("dkms.not_built", lambda host: host.programs.update({("dkms",): (127, "", "no dkms")})),
-    "no nvidia-uvm": ("dkms.module_missing", _without(UVM)),
-    "module of the old kernel": ("dkms.vermagic", _module(UVM, OLD)),
-    "module of another driver": ("dkms.version_mismatch", _module(UVM, NEW, "550.54.15")),
-    "no entry": ("boot.entry_missing", _without(f"{ESP}/loader/entries/{NEW_ENTRY}")),
-    "cut initrd on the ESP": ("boot.entry_missing", _text(ESP_INITRD, "cut")),
-    "no kernel on the ESP": ("boot.entry_missing", _without(f"{ESP}/{MACHINE}/{NEW}/linux")),
-    "entry without initrd": ("boot.entry_missing", _entry_without_initrd),
-    "argument missing": (
-        "boot.cmdline_missing", _text(f"{ESP}/loader/entries/{NEW_ENTRY}", entry_text(NEW, f"{CMDLINE} panic=30")),
-    ),
-    "initramfs older than its options": ("boot.initramfs_missing", _old_initrd),
-    "fallback's options changed": (
-        "boot.fallback_changed", _text(f"{ESP}/loader/entries/{OLD_ENTRY}", entry_text(OLD, CMDLINE + " panic=30")),
-    ),
-    "fallback's initrd changed": ("boot.fallback_changed", _text(f"{ESP}/{MACHINE}/{OLD}/initrd.img-{OLD}", "x")),
-    "fallback's driver gone": ("boot.fallback_changed", _without(f"/lib/modules/{OLD}/updates/dkms/nvidia.ko.xz")),
-    "default not held": ("boot.default_not_held", _text(f"{ESP}/loader/loader.conf", "timeout 3\n")),
-    "default is the target": ("boot.default_not_held", _text(f"{ESP}/loader/loader.conf", f"default {NEW_ENTRY}\n")),
-    "EFI default, harmless today": (
-        "boot.efi_default_set", lambda host: set_variable(host, "LoaderEntryDefault", OLD_ENTRY),
-    ),
-    "one-shot": ("boot.foreign_one_shot", lambda host: set_variable(host, "LoaderEntryOneShot", NEW_ENTRY)),
-    "half configured": (
-        "apt.half_configured", lambda host: host.packages.update({f"linux-image-{NEW}": ("6.12.117-1", "iF")}),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", DEFECTS)
-def test_each_defect_gives_its_cause_and_no_other(host: FakeHost, name: str) -> None:
-    expected, spoil = DEFECTS[name]
-    spoil(host)
+def test_the_first_failure_is_the_first_that_blocks(host: FakeHost) -> None:
+    host.put("/sys/module/nvidia/version", "550.54.15\n")
+    host.put(f"/usr/lib/x86_64-linux-gnu/libcuda.so.{DRIVER}", "ELF")
     document = prove(host)
-    assert causes(document) == [expected]
-    failed = preflight.first_failure(document)
+    assert causes(document) == ["driver.reboot_pending"]
+    assert preflight.first_failure(document) is None
+    assert [item.cause for item in preflight.warnings(document)] == ["driver.reboot_pending"]
+    host.path(UVM).unlink()
+    failed = preflight.first_failure(prove(host))
     assert failed is not None
-    assert failed.observed
-    assert failed.expected
-    assert failed.next_step == cause(expected).next_step
+    assert failed.cause == "dkms.module_missing"
+    assert failed.next_step == cause("dkms.module_missing").next_step
+
+
+def test_the_driver_comes_first_and_dpkg_last(host: FakeHost) -> None:
+    names = [item.name for item in prove(host).proofs]
+    assert names[:3] == ["driver source", "headers", "dkms"]
+    assert names[-3:] == ["packages", "holds", "apt"]
 
 
 def test_a_missing_initramfs_fails_its_own_proof_first(host: FakeHost) -> None:
@@ -138,10 +71,14 @@ def test_a_missing_initramfs_fails_its_own_proof_first(host: FakeHost) -> None:
     assert failed["initramfs"] == "boot.initramfs_missing"
 
 
-def test_an_empty_initramfs_is_none(host: FakeHost) -> None:
-    for path in (f"/boot/initrd.img-{NEW}", ESP_INITRD):
-        host.put(path, "")
-    assert causes(prove(host)) == ["boot.initramfs_missing"]
+def test_on_the_trial_kernel_nobody_is_waited_for(host: FakeHost) -> None:
+    host.programs["systemctl", "is-active"] = (0, "active\nactive\n", "")
+    assert causes(prove(host)) == ["apt.locked"]
+    assert host.seconds > 100
+    host.put("/proc/sys/kernel/osrelease", NEW + "\n")
+    host.seconds = 0
+    assert causes(prove(host)) == []
+    assert host.seconds < 10
 
 
 def test_a_fallback_that_was_never_recorded_fails(host: FakeHost) -> None:
@@ -150,7 +87,7 @@ def test_a_fallback_that_was_never_recorded_fails(host: FakeHost) -> None:
 
 
 def test_a_dangling_build_link_counts_as_no_headers(host: FakeHost) -> None:
-    _no_headers(host)
+    shutil.rmtree(host.path(f"/lib/modules/{NEW}/build"))
     os.symlink(f"../../../usr/src/linux-headers-{NEW}", host.path(f"/lib/modules/{NEW}/build"))
     assert causes(prove(host)) == ["dkms.headers_missing"]
 
@@ -170,12 +107,6 @@ def test_a_trial_that_would_stay_dead_is_not_ready(tmp_path: Path, value: str | 
     assert caught.value.blocker.cause == "boot.no_panic_reboot"
 
 
-def test_user_space_of_another_version_is_found(host: FakeHost) -> None:
-    host.put("/usr/lib/x86_64-linux-gnu/libcuda.so.550.54.15", "ELF")
-    host.put("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.550.54.15", "ELF")
-    assert causes(prove(host)) == ["dkms.version_mismatch"]
-
-
 # --- the module
 
 
@@ -188,6 +119,18 @@ def test_the_module_stops_with_the_first_cause_and_keeps_the_document(host: Fake
     assert (document["schema"], roll["schema"]) == ("gpuhost.preflight", "gpuhost.roll")
     assert [item["name"] for item in document["proofs"] if not item["ok"]] == ["module nvidia-uvm"]
     assert roll_of(host).steps[-1].lines[0].startswith("stopped: dkms.module_missing: ")
+
+
+def test_the_module_says_its_warnings(host: FakeHost) -> None:
+    host.put("/sys/module/nvidia/version", "550.54.15\n")
+    host.put(f"/usr/lib/x86_64-linux-gnu/libcuda.so.{DRIVER}", "ELF")
+    answer = step(host, "gpuhost_preflight")
+    assert answer["lines"][1].startswith(
+        "warning: driver.reboot_pending: loaded driver: the loaded module is 550.54.15"
+    )
+    assert not answer["changed"]
+    (proof,) = [item for item in answer["gpuhost_documents"][0]["proofs"] if not item["ok"]]
+    assert proof["blocks"] is False
 
 
 def test_check_mode_skips_a_kernel_that_is_not_there_yet(tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ def test_uuids() -> None:
         "line 1 of /etc/kernel/proxmox-boot-uuids is no UUID, so the tool skips it: '# ours'",
         "line 6 of /etc/kernel/proxmox-boot-uuids is no UUID, so the tool skips it: 'nonsense'",
         f"line 7 of /etc/kernel/proxmox-boot-uuids is no UUID, so the tool skips it: '{B}'",
+        f"/etc/kernel/proxmox-boot-uuids has {A} more than once",
     )
     assert proxmox_boot.uuid_problems(f"{A}\n{B}\n") == ()
 
@@ -96,7 +97,7 @@ def test_last_uuid_without_line_end_is_never_refreshed(host: FakeHost) -> None:
 uuids = st.from_regex(r"[0-9A-F]{4}-[0-9A-F]{4}", fullmatch=True)
 
 
-@given(st.lists(uuids, max_size=5))
+@given(st.lists(uuids, max_size=5, unique=True))
 def test_uuids_round_trip(items: list[str]) -> None:
     text = "".join(f"{item}\n" for item in items)
     assert proxmox_boot.parse_uuids(text) == tuple(dict.fromkeys(items))

@@ -54,6 +54,29 @@ def test_the_next_step_is_the_most_specific_one() -> None:
     assert report.build(RUNS / HEADERS).next_step.startswith("Make the headers package installable")
 
 
+def test_a_warning_is_shown_and_is_no_failure(folder: Path) -> None:
+    path = folder / "gpu2.example.com" / "preflight.json"
+    document = json.loads(path.read_text())
+    warned = {
+        "name": "interface names", "ok": False, "cause": "net.name_unpinned", "observed": "enp5s0 is named by slot",
+        "expected": "pinned", "next_step": "Pin it.", "blocks": False,
+    }  # fmt: skip
+    document["proofs"].append(warned)
+    path.write_text(json.dumps(document))
+    found = report.build(folder).hosts[0]
+    assert found.proofs is not None
+    assert (found.proofs[-1].status, found.proofs[-1].cause) == ("warning", "net.name_unpinned")
+    assert report.build(folder).next_step.startswith("Set gpuhost_lxc_presumed"), "a warning is not the way out"
+    page = (report.write(folder), (folder / "report.html").read_text())[1]
+    assert re.search(r'class="nowrap warn">warning<', page)
+    assert "net.name_unpinned" in (folder / "report.md").read_text()
+    warned["blocks"] = True
+    path.write_text(json.dumps(document))
+    proofs = report.build(folder).hosts[0].proofs
+    assert proofs is not None
+    assert proofs[-1].status == "not proven"
+
+
 def test_downtime_is_from_the_first_stop_to_the_hand_back() -> None:
     assert host_of(GOOD).downtime_s == 109
     assert host_of(BACK).downtime_s == 170, "to the end of the way back"
