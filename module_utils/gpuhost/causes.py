@@ -182,7 +182,7 @@ CAUSES: dict[str, Cause] = _registry(
     Cause(
         "boot.default_not_held",
         "The boot default did not become the running kernel's entry.",
-        "Look at loader.conf on the ESP and at bootctl list.",
+        "See what the loader has: bootctl list and loader.conf on the ESP, or GRUB_DEFAULT and grub-editenv list.",
     ),
     Cause(
         "boot.entry_missing",
