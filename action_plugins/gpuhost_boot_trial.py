@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import base64
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from ansible.errors import AnsibleActionFail
@@ -16,7 +13,7 @@ class ActionModule(ActionBase):
     """Run the module of the same name; for the trial boot with ``program`` and ``archive`` filled in."""
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Build both archives (milliseconds, the same bytes for the same sources) where they are needed."""
+        """Build both archives where they are needed."""
         super().run(tmp, task_vars)
         arguments = dict(self._task.args)
         if arguments.get("action") == "boot":
@@ -26,16 +23,9 @@ class ActionModule(ActionBase):
     @staticmethod
     def _archives() -> dict[str, str]:
         try:
-            import gpuhost  # noqa: PLC0415 - missing only where gpuhost is not installed
-            from gpu_checks.build_zipapp import PACKAGE, build  # noqa: PLC0415
+            from gpuhost_cli.host_archives import host_archives  # noqa: PLC0415 - missing only where not installed
         except ImportError as error:
             raise AnsibleActionFail(
                 f"gpuhost is not installed for the controller's Python: make install ({error})"
             ) from error
-        found = {}
-        with tempfile.TemporaryDirectory() as folder:
-            for name, package in (("program", Path(gpuhost.__file__).parent), ("archive", PACKAGE)):
-                path = Path(folder) / name
-                build(path, package, name="gpuhost" if name == "program" else package.name)
-                found[name] = base64.b64encode(path.read_bytes()).decode()
-        return found
+        return host_archives()

@@ -55,20 +55,23 @@ from ansible.module_utils.gpuhost import (
     deadman,
     devices,
     fallbacks,
+    handback,
     homecoming,
     loaders,
     packages,
+    preflight_entry,
+    preflight_evidence,
     return_service,
     steps,
     trial,
     units,
     workloads,
 )
-from ansible.module_utils.gpuhost.documents import as_dict, utc_now
+from ansible.module_utils.gpuhost.documents import as_dict
 from ansible.module_utils.gpuhost.errors import Stop, stop
 from ansible.module_utils.gpuhost.host_io import Host
 from ansible.module_utils.gpuhost.module import run_module
-from ansible.module_utils.gpuhost.rollfile import ReturnOrders, Roll, load, save
+from ansible.module_utils.gpuhost.rollfile import ROLL_FILE, ReturnOrders, Roll, load, save
 
 BY_CHOICE = "rolled back by choice"
 
@@ -78,6 +81,8 @@ def hold(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.D
     if roll.is_promoted(host.read_line(trial.RUNNING)):
         return steps.Done(roll)
     deadman.prove_settings(params["deadline_s"], params["maximum_s"], params["force_after_s"])
+    if roll.fallback is None and roll.running_before == roll.target:  # the host has finished the plan's roll since
+        raise stop("roll.not_open", ROLL_FILE, f"{roll.target} runs already, no roll is left", "an open roll")
     loader = loaders.of(host)
     state = loader.read()
     if state.problems:
@@ -115,6 +120,7 @@ def boot_trial(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> s
     units.prove_no_inhibitor(host)
     if check:
         return steps.Done(roll, (f"would reboot once into {roll.target}",), answer={"rebooting": False})
+    prove_still_ready(host, roll)
     loader = loaders.of(host)
     orders = ReturnOrders(**{**params["orders"], "targets": tuple(params["orders"].get("targets", ()))})
     roll = trial.armed(loader, replace(roll, orders=orders), boot_id)
@@ -131,20 +137,22 @@ def boot_trial(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> s
     return steps.Done(roll, lines, answer={"rebooting": True, "boot_id": boot_id})
 
 
+def prove_still_ready(host: Host, roll: Roll) -> None:
+    """What may have changed since the preflight: somebody's apt, and what the host is to fall back on. Raises Stop."""
+    packages.prove_apt_idle(host, f"the reboot into {roll.target}")
+    for item in preflight_entry.fallback_proofs(preflight_evidence.Evidence(host, roll)):
+        if not item.ok:
+            raise stop(item.cause or "", item.name, item.observed, item.expected, item.next_step)
+
+
 def prove(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.Done:
     """What really booted. A host that is back on its old kernel has come back by itself: with what is known of why."""
     if homecoming.is_back(host, roll):
-        raise came_back(roll, homecoming.why(host, roll).sentence)
+        raise homecoming.came_back(roll, homecoming.why(host, roll).sentence)
     lines = trial.prove_booted(host, roll)
     # With several ESPs GRUB clears the request on the one that was booted; another would boot the trial once more.
     cleared = not check and trial.clear_one_shot(loaders.of(host))
     return steps.Done(roll, (*lines, *(["one-shot cleared on the other ESPs"] if cleared else [])), changed=cleared)
-
-
-def came_back(roll: Roll, sentence: str) -> Stop:
-    """The stop for a trial that did not hold."""
-    observed = sentence.removeprefix(f"{roll.target}: ")
-    return stop("trial.expired", roll.target, observed, "a trial that reaches its gate")
 
 
 def promote(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.Done:
@@ -154,14 +162,7 @@ def promote(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> step
         raise stop("gate.not_measured", roll.target, f"gate status {verdict.get('status')}", "pass on this kernel")
     if check:
         return steps.Done(roll, (f"{roll.target} would boot by itself",))
-    lines = trial.promote(host, loaders.of(host), roll)
-    roll = replace(roll, promoted_at=roll.promoted_at or utc_now())
-    save(host, roll)
-    lines += deadman.disarm(host)
-    lines += return_service.remove(host)
-    if roll.kept_packages:
-        lines += packages.unkeep_later(host, roll.kept_packages, params["keep_days"])
-        roll = replace(roll, kept_packages=())
+    roll, lines = handback.promote(host, roll, params["keep_days"])
     return steps.Done(roll, tuple(lines))
 
 
@@ -179,9 +180,8 @@ def boot_fallback(host: Host, params: dict[str, Any], check: bool, roll: Roll) -
         trial.may_reboot(host, params["host_name"], params["allowed"], params["controller_boot_id"])
     if roll.trial.boots and (params["failed"] or not roll.trial.cause):
         # The host may be at the way back before the controller is there again, and has to know why.
-        cause = (params["cause"] or "host.module_failed") if params["failed"] else None
         sentence = params["sentence"] or BY_CHOICE
-        roll = replace(roll, trial=replace(roll.trial, cause=cause, sentence=sentence))
+        roll = replace(roll, trial=replace(roll.trial, cause=cause_of(params), sentence=sentence))
         save(host, roll)
     loader = loaders.of(host)
     lines = trial.undo(host, loader, roll)
@@ -193,6 +193,11 @@ def boot_fallback(host: Host, params: dict[str, Any], check: bool, roll: Roll) -
     return steps.Done(roll, tuple(lines), answer=answer)
 
 
+def cause_of(params: dict[str, Any]) -> str | None:
+    """Why the roll goes back: None where somebody chose it."""
+    return (params["cause"] or "host.module_failed") if params["failed"] else None
+
+
 def come_back(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.Done:
     """Into service on the old kernel. Not where the new one is promoted: there the roll only has to be handed back."""
     running = host.read_line(trial.RUNNING)
@@ -200,7 +205,7 @@ def come_back(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> st
         return steps.Done(roll)
     if check:
         return steps.Done(roll, (f"would go back into service on {roll.running_before}",))
-    reason = homecoming.Reason(params["failed"], params["cause"], params["sentence"] or BY_CHOICE)
+    reason = homecoming.Reason(params["failed"], cause_of(params), params["sentence"] or BY_CHOICE)
     if roll.trial.cause and not params["failed"]:
         reason = homecoming.why(host, roll)  # a trial that failed before anybody chose to go back
     found = homecoming.come_back(host, roll, reason)
@@ -220,10 +225,8 @@ AFTER_TRIAL = ("prove", "boot_fallback", "come_back")
 
 
 def ended_by_host(params: dict[str, Any], roll: Roll | None) -> Roll | None:
-    """The roll that this run follows, where the host itself has ended it; else None."""
-    known = {(params["plan"] or {}).get("run_id"), params["roll"]}
-    ours = roll is not None and not roll.is_open and roll.trial.boots > 0 and roll.head.run_id in known
-    return roll if ours and roll is not None and roll.result == "good_on_old" else None
+    """The roll that this run follows, where the host itself has ended it on the old kernel; else None."""
+    return homecoming.ended_by_host(roll, {(params["plan"] or {}).get("run_id"), params["roll"]}, "good_on_old")
 
 
 def after_the_end(host: Host, action: str, roll: Roll | None) -> dict[str, Any]:
@@ -233,7 +236,7 @@ def after_the_end(host: Host, action: str, roll: Roll | None) -> dict[str, Any]:
         return answer
     documents = [*homecoming.read_record(host), as_dict(roll), as_dict(homecoming.outcome_of(roll))]
     if action == "prove":
-        raise Stop(came_back(roll, roll.sentence).blocker, tuple(documents))
+        raise Stop(homecoming.came_back(roll, roll.sentence).blocker, tuple(documents))
     if action == "boot_fallback":
         return answer
     line = f"the host went back into service by itself at {roll.closed_at}"
@@ -282,7 +285,7 @@ def main() -> None:
         "deadline_s": {"type": "int", "default": deadman.DEADLINE_S},
         "maximum_s": {"type": "int", "default": deadman.MAXIMUM_S},
         "force_after_s": {"type": "int", "default": deadman.FORCE_AFTER_S},
-        "keep_days": {"type": "int", "default": 14},
+        "keep_days": {"type": "int", "default": packages.KEEP_DAYS},
         "orders": {"type": "dict", "default": {}},
         "failed": {"type": "bool", "default": False},
         "roll": {"type": "str", "default": ""},

@@ -9,8 +9,9 @@ module: gpuhost_workload
 short_description: Drain a host's workloads, or hand the host back
 description:
   - V(drained) remembers what runs in the roll file, holds autostart off, and stops it. One that does not stop in time
-    fails the drain, and what had been stopped starts again.
-  - V(handed_back) lifts the hold, starts what ran before in its order, proves that it runs, and closes the roll.
+    fails the drain, and what had been stopped starts again. From here on the host can come back by itself.
+  - V(handed_back) starts what ran before in its order, proves that it runs, lifts the hold, and closes the roll.
+    The host may have done so by itself, after a power cut behind the promotion.
 options:
   host_name: {description: Name of the host in the inventory., type: str, required: true}
   run_id: {description: Name of the run., type: str, required: true}
@@ -18,6 +19,8 @@ options:
   state: {description: What to reach., type: str, choices: [drained, handed_back], required: true}
   sentence: {description: How the roll ended, for the roll file., type: str, default: ''}
   timeout_s: {description: Limit for one workload to stop., type: int, default: 300}
+  program: {description: 'Our own code for the host, base64; filled in by the action plugin.', type: str, default: ""}
+  archive: {description: 'The checks, base64; filled in by the action plugin.', type: str, default: ""}
 author: gpuhost
 attributes:
   check_mode: {support: full, description: Says what would change and changes nothing.}
@@ -31,19 +34,21 @@ lines: {description: What differed and was changed, a line each., returned: succ
 from dataclasses import replace
 from typing import Any
 
-from ansible.module_utils.gpuhost import steps, workloads
-from ansible.module_utils.gpuhost.causes import GOOD
-from ansible.module_utils.gpuhost.documents import Outcome, as_dict, make_head
+from ansible.module_utils.gpuhost import check_runner, handback, homecoming, return_service, steps, workloads
+from ansible.module_utils.gpuhost.documents import as_dict
 from ansible.module_utils.gpuhost.errors import Stop, stop
 from ansible.module_utils.gpuhost.host_io import Host
 from ansible.module_utils.gpuhost.module import run_module
-from ansible.module_utils.gpuhost.rollfile import Roll, closed, save
+from ansible.module_utils.gpuhost.rollfile import Roll, load, save
 
 RUNNING = "/proc/sys/kernel/osrelease"
 
 
 def drain(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.Done:
-    """Remember first, hold second, stop last: a controller that dies in between leaves a roll that knows."""
+    """Remember first, hold second, stop last: a controller that dies in between leaves a roll that knows.
+
+    The return service is there before the hold is: a host that loses its power now has nobody else to lift it.
+    """
     if roll.is_promoted(host.read_line(RUNNING)):
         return steps.Done(roll)  # a rerun that has only the hand back left
     roll = replace(roll, workloads=workloads.remembered(host, roll))
@@ -54,11 +59,13 @@ def drain(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.
     if check:
         return steps.Done(roll, tuple(f"container {name} would be stopped" for name in running))
     save(host, roll)
+    return_service.install(host, params["program"], check_runner.ARCHIVE, params["archive"])
     workloads.hold(host)
     try:
         roll, lines = workloads.drain(host, roll, params["timeout_s"])
     except Stop:
         workloads.release(host)
+        return_service.remove(host)
         raise
     return steps.Done(roll, tuple(lines))
 
@@ -73,15 +80,15 @@ def hand_back(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> st
         raise stop(
             "roll.not_promoted", roll.target, f"{running} runs, promoted: {roll.promoted_at or 'no'}", "promoted"
         )
-    roll, lines, failed = workloads.hand_back(host, roll)
-    if workloads.release(host):
-        lines.append("autostart hold lifted")
-    if failed:
-        save(host, roll)
-        raise Stop(failed[0])
-    head = make_head("outcome", params["host_name"], params["run_id"])
-    outcome = Outcome(head, "good", None, params["sentence"], GOOD)
-    return steps.Done(closed(roll, "good", None, params["sentence"]), tuple(lines), documents=(as_dict(outcome),))
+    found = handback.hand_back(host, roll, params["host_name"], params["run_id"], params["sentence"])
+    return steps.Done(found.roll, found.lines, documents=found.documents)
+
+
+def after_the_end(host: Host, roll: Roll) -> dict[str, Any]:
+    """What the host has done by itself, for a controller that comes later."""
+    line = f"the host was handed back by itself at {roll.closed_at}"
+    documents = [*homecoming.read_record(host), as_dict(roll), as_dict(homecoming.outcome_of(roll))]
+    return {"changed": False, "lines": [line], "gpuhost_documents": documents}
 
 
 def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
@@ -90,7 +97,23 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
         name, stage, action = "stop and remember", "drain", drain
     else:
         name, stage, action = "start what ran before", "hand_back", hand_back
-    return steps.run_step(host, params, check, stage, name, lambda roll: action(host, params, check, roll))
+    late = params["state"] == "handed_back" and not check
+    try:
+        return steps.run_step(
+            host,
+            params,
+            check,
+            stage,
+            name,
+            lambda roll: action(host, params, check, roll),
+            wait_s=homecoming.LOCK_S if late else 0,
+        )
+    except Stop as error:
+        run_ids = {(params["plan"] or {}).get("run_id")}
+        ended = homecoming.ended_by_host(load(host), run_ids, "good") if late else None
+        if ended is None or error.blocker.cause != "roll.not_open":
+            raise
+        return after_the_end(host, ended)
 
 
 def main() -> None:
@@ -100,6 +123,8 @@ def main() -> None:
         "state": {"type": "str", "choices": ["drained", "handed_back"], "required": True},
         "sentence": {"type": "str", "default": ""},
         "timeout_s": {"type": "int", "default": 300},
+        "program": {"type": "str", "default": ""},
+        "archive": {"type": "str", "default": ""},
     }
     run_module(arguments, work)
 

@@ -119,25 +119,17 @@ def needrestart_environment() -> dict[str, str]:
     return {"DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_SUSPEND": "1", "NEEDRESTART_MODE": "l"}
 
 
-#: nvidia-smi and NVML since R470: ``Failed to initialize NVML: Driver/library version mismatch``, then
-#: ``NVML library version: 580.95``.
-_MISMATCH = re.compile(r"driver/library version mismatch", re.IGNORECASE)
-
-
-def reboot_pending_libraries(loaded_version: str, library_version: str | None, nvidia_smi: str = "") -> str | None:
+def reboot_pending_libraries(loaded_version: str, library_version: str | None) -> str | None:
     """That the user-space libraries were replaced under the loaded module; None where they fit or nothing is loaded.
 
     loaded_version   /sys/module/nvidia/version, empty where the module is not loaded
     library_version  from the file name of libnvidia-ml / libcuda; None where the host has none
-    nvidia_smi       what nvidia-smi printed, where somebody ran it
 
     Until the next reboot nothing new can use a GPU, so what runs now may not be started again on this kernel.
     """
     loaded = loaded_version.strip()
     if loaded and library_version and loaded != library_version:
         return f"the loaded module is {loaded}, the libraries are {library_version}: replaced since the last boot"
-    if _MISMATCH.search(nvidia_smi):
-        return f"nvidia-smi: driver/library version mismatch (loaded module {loaded or 'unknown'})"
     return None
 
 

@@ -50,6 +50,12 @@ CAUSES: dict[str, Cause] = _registry(
         "A step on the host ended with an error that has no cause code of its own.",
         "Read the message; the run's ansible.log has the whole answer (with -vvv the traceback too).",
     ),
+    Cause(
+        "host.unit_failed",
+        "A unit that the GPU work or its containers rest on has failed already, before the trial: the trial would be "
+        "taken back for it.",
+        "systemctl status UNIT; then repair it, or disable it where this host does not need it",
+    ),
     Cause("host.not_root", "The step needs root.", "Connect as root, or set ansible_become: true for the host.", USAGE),
     Cause("inventory.unreadable", "The inventory can't be read.", "ansible-inventory -i INVENTORY --list", USAGE),
     Cause(
@@ -216,9 +222,24 @@ CAUSES: dict[str, Cause] = _registry(
         "Make it again with update-grub; grub-script-check /boot/grub/grub.cfg names the line.",
     ),
     Cause(
+        "grub.asks_for_password",
+        "GRUB would ask for a password before it boots the entries of a roll.",
+        "Set GRUB_DISABLE_SUBMENU=y and put --unrestricted into CLASS in /etc/grub.d/10_linux, then update-grub.",
+    ),
+    Cause(
+        "loader.waits_for_a_key",
+        "The boot loader waits at its menu until somebody presses a key.",
+        "Set a timeout: GRUB_TIMEOUT (and GRUB_RECORDFAIL_TIMEOUT) with update-grub, or timeout in loader.conf.",
+    ),
+    Cause(
+        "boot.esp_not_booted",
+        "The ESP that is mounted is not the one that the machine was booted from.",
+        "Mount the ESP that the firmware takes, or put that one first: efibootmgr.",
+    ),
+    Cause(
         "grub.default_undecided",
         "A condition decides GRUB's default that is only known while GRUB runs.",
-        "Remove the script in /etc/grub.d that sets the default, then update-grub.",
+        "Remove what sets the default (a script in /etc/grub.d, or custom.cfg), then update-grub.",
     ),
     Cause(
         "grub.defaults_not_understood",
@@ -258,7 +279,7 @@ CAUSES: dict[str, Cause] = _registry(
     Cause(
         "boot.modprobe_options",
         "A module option that was asked for would not be in force on the target.",
-        "Look at the file that is named; then rebuild the initramfs: update-initramfs -u -k TARGET",
+        "Look at the file or the module that is named; then rebuild the initramfs: update-initramfs -u -k TARGET",
     ),
     Cause(
         "boot.module_missing",
@@ -285,6 +306,12 @@ CAUSES: dict[str, Cause] = _registry(
         "net.name_unpinned",
         "The network card of the default route may get another name under the target kernel.",
         "Pin it with a .link file: [Match] MACAddress=..., [Link] Name=...",
+    ),
+    Cause(
+        "net.no_default_route",
+        "The interface of the default route can't be told, so nothing was proven for the network under the target.",
+        "Name the driver of the card that leads to this host (ip route show table all; ethtool -i CARD), then see that "
+        "the target has it: modinfo -k TARGET DRIVER",
     ),
     Cause(
         "boot.fallback_changed",

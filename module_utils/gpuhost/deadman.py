@@ -197,6 +197,11 @@ def take(host: Host, release: str) -> bool:
     return not host.exists(f"{FOLDER}/fired-{release}")
 
 
+def is_taken(host: Host, release: str) -> bool:
+    """Whether promote has won the lock for this kernel, and nobody has taken the dead-man away since."""
+    return host.exists(f"{FOLDER}/taken-{release}")
+
+
 def state(host: Host) -> DeadmanState:
     """What is armed now."""
     armed = next((name[6:] for name in host.names(FOLDER) if name.startswith("armed-")), None)

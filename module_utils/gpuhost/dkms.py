@@ -1,8 +1,11 @@
-"""DKMS: what ``dkms status`` says, and the proof that the NVIDIA driver is there for the kernel to boot next.
+"""DKMS: what its state means, and the proof that the NVIDIA driver is there for the kernel to boot next.
 
 Exit statuses prove nothing here: dkms 3.0.10 returns 0 for ``added``, for an unknown module and for a skipped build
 (cases dkms-01 and dkms-02), and apt returns 0 with it. What proves is the line ``<target>, <arch>: installed``, the
 module files under ``/lib/modules/<target>``, and the versions and vermagic that modinfo reads from those files.
+
+A roll has the state from DKMS's own tree (dkms_tree.py). ``parse_status`` reads what the program prints, in all its
+wordings (case dkms-01), into the same lines.
 
 Pure: text and dicts in, frozen dataclasses out.
 """
@@ -39,7 +42,7 @@ _HARMLESS = (None, "original", "other-module-error")
 
 @dataclass(frozen=True)
 class DkmsLine:
-    """One line of ``dkms status``.
+    """One module of DKMS for one kernel, or one that was built for none: a line of ``dkms status``.
 
     state    added, built, installed, weak (EL's weak-modules) or broken
     warning  None, ``missing``, ``differs``, ``original``, ``other-module-error``, or the note itself where unknown
@@ -188,7 +191,7 @@ def prove(
     """Everything that must hold before the target kernel may be booted (cases dkms-02 and dkms-04), in reading order.
 
     target              the release to boot, not the running one
-    status              all lines of ``dkms status``; other modules and other kernels do no harm
+    status              all that DKMS has (``dkms_tree.read_status``); other modules and other kernels do no harm
     module_files        module name -> path under /lib/modules/<target>; absent or None: no such file
     vermagic            module name -> ``modinfo -k <target> -F vermagic``
     build_dir_exists    whether /lib/modules/<target>/build leads to a directory
@@ -220,7 +223,7 @@ def prove(
 def others_not_built(status: Sequence[DkmsLine], running: str, target: str) -> tuple[str, ...]:
     """``module/version`` of the DKMS modules, NVIDIA's driver apart, that the running kernel has and the target lacks.
 
-    status  all lines of ``dkms status``, not only those of one kernel
+    status  all that DKMS has, not only for one kernel
 
     To be reported beside the driver's proof, never as its failure (case dkms-04: blksnap). Whether one of them keeps
     the host from booting (ZFS, a network driver) is the boot proofs' matter. A module counts as built whatever its

@@ -13,6 +13,7 @@ LOADER_GUID = "4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
 ONE_SHOT = "LoaderEntryOneShot"
 DEFAULT = "LoaderEntryDefault"
 INFO = "LoaderInfo"
+DEVICE = "LoaderDevicePartUUID"
 #: NON_VOLATILE | BOOTSERVICE_ACCESS | RUNTIME_ACCESS: the 4 bytes in front of a variable in efivarfs.
 EFI_ATTRIBUTES = 7
 

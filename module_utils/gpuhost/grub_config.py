@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from . import cmdline, grub_script
+from . import grub_script
 from .grub_menu import GrubEntry, MenuItem, Run
 from .grub_script import Statement
 
@@ -25,20 +25,16 @@ __all__ = [
     "GrubConfig",
     "GrubEntry",
     "MenuItem",
-    "Override",
-    "entries_for",
-    "exists",
     "next_boot",
     "parse",
-    "quote_options",
     "received",
     "resolve",
 ]
 
 
 @dataclass(frozen=True)
-class Override:
-    """A ``set default=`` after the file's own. condition: the text of what stands over it, None without any."""
+class _Default:
+    """A ``set default=``. condition: the text of what stands over it, None without any."""
 
     line: int
     word: str
@@ -53,7 +49,6 @@ class GrubConfig:
                         ``${saved_entry}``; None where it sets none
     honours_next_entry  whether it takes ``next_entry`` of the environment block
     clears_next_entry   whether it then saves an empty one
-    overrides           later lines that set another default; ``next_boot`` obeys them
     sources             further files that it reads, as written
     """
 
@@ -62,7 +57,6 @@ class GrubConfig:
     default_word: str | None
     honours_next_entry: bool
     clears_next_entry: bool
-    overrides: tuple[Override, ...]
     sources: tuple[str, ...]
     script: tuple[Statement, ...] = field(repr=False)
 
@@ -74,13 +68,13 @@ def _leaves(items: Sequence[MenuItem]) -> Iterator[GrubEntry]:
         yield from _leaves(item.items)
 
 
-def _defaults(script: Sequence[Statement]) -> list[Override]:
+def _defaults(script: Sequence[Statement]) -> list[_Default]:
     """All lines that set a default, in order."""
     found = []
     for statement, condition in grub_script.walk(script):
         assigned = grub_script.assignment(statement)
         if assigned and assigned[0] == "default":
-            found.append(Override(statement.line, grub_script.as_written(assigned[1]), condition))
+            found.append(_Default(statement.line, grub_script.as_written(assigned[1]), condition))
     return found
 
 
@@ -93,16 +87,15 @@ def parse(text: str) -> GrubConfig:
     run = Run({})
     menu = tuple(run.run(script))
     honours = clears = False
-    own, others = None, _defaults(script)
+    own, all_of_them = None, _defaults(script)
     for statement in script:
         inside = _defaults([statement]) if statement.words[0] == "if" else []
         if not honours and any(line.word == "${next_entry}" for line in inside):
             honours = True
             clears = any(line.words == ("save_env", "next_entry") for line, _ in grub_script.walk([statement]))
             own = next((line for line in inside if line.condition == "else"), None)
-            others = [line for line in others if line.line > inside[-1].line]
-    if not honours and others and others[0].condition is None:
-        own = others.pop(0)
+    if not honours and all_of_them and all_of_them[0].condition is None:
+        own = all_of_them[0]
     sources = (line.words[1] for line in run.lines if line.words[0] in ("source", ".", "configfile") and line.words[1:])
     return GrubConfig(
         entries=tuple(_leaves(menu)),
@@ -110,7 +103,6 @@ def parse(text: str) -> GrubConfig:
         default_word=own.word if own else None,
         honours_next_entry=honours,
         clears_next_entry=clears,
-        overrides=tuple(others),
         sources=tuple(grub_script.as_written(word) for word in sources),
         script=script,
     )
@@ -166,12 +158,6 @@ def resolve(config: GrubConfig, word: str) -> GrubEntry | None:
     return None
 
 
-def exists(config: GrubConfig, word: str) -> bool:
-    """Whether a word is the full id path of an entry, so that it selects that entry and no other by accident."""
-    found = resolve(config, word)
-    return found is not None and found.id == word
-
-
 def next_boot(config: GrubConfig, env: Mapping[str, str], one_shot: bool = True) -> GrubEntry | None:
     """The entry that the next boot takes if nobody touches the menu; None where there is no entry.
 
@@ -188,15 +174,6 @@ def next_boot(config: GrubConfig, env: Mapping[str, str], one_shot: bool = True)
     if word is None:
         raise ValueError(f"the default of grub.cfg depends on a condition that is not known here ({run.undecided})")
     return resolve(config, word)
-
-
-def entries_for(config: GrubConfig, release: str) -> list[GrubEntry]:
-    """The entries of one kernel release without the recovery ones, those within a submenu first.
-
-    The top-level ``gnulinux-simple-...`` leads to another kernel after the next update-grub, the others do not.
-    """
-    found = [entry for entry in config.entries if entry.release == release and not entry.recovery]
-    return sorted(found, key=lambda entry: len(entry.title) == 1)
 
 
 # --- what the kernel receives
@@ -226,22 +203,3 @@ def received(options: str, variables: Mapping[str, str] | None = None) -> str:
             escaped = re.sub(r"([\\'\"])", r"\\\1", value)
             result.append(f'"{escaped}"' if " " in value else escaped)
     return " ".join(result)
-
-
-def quote_options(options: str) -> str:
-    """A kernel command line (as in /proc/cmdline) as options of a linux line, from which the kernel receives the same.
-
-    ValueError where that cannot be: GRUB puts a backslash before a quote, and the kernel takes it literally.
-    """
-    words = []
-    for argument in cmdline.parse(options.strip()).arguments:
-        plain = argument.text.replace('"', "")
-        words.append(plain if re.fullmatch(r"[A-Za-z0-9_.,:/=@%+~^()-]+", plain) else f"'{plain}'")
-    result = " ".join(words)
-    if "'" in options or _arguments(received(result)) != _arguments(options):
-        raise ValueError(f"GRUB cannot hand this command line to the kernel: {options.strip()!r}")
-    return result
-
-
-def _arguments(line: str) -> list[tuple[str, str | None]]:
-    return [(item.key, item.value) for item in cmdline.parse(line.strip()).arguments]

@@ -47,20 +47,22 @@ def render(cfg: str, entry: BootEntry, copies: str, esp_uuid: str | None) -> str
     copies    name of the folder beside the kernels that holds the copies
     esp_uuid  file system UUID of the ESP that holds the request; None where GRUB's own block does
     """
-    body = menuentry_body(cfg, entry.id)
+    words, body = menuentry(cfg, entry.id)
     for path in (entry.linux, *entry.initrd):
         name = os.path.basename(path)
         body = re.sub(rf"(?<=/){re.escape(name)}(?=\s|$)", f"{copies}/{name}", body, flags=re.MULTILINE)
-    text = f"menuentry 'gpuhost fallback: {entry.release}' --id {FALLBACK_ID} {{\n{body}}}\n"
+    text = f"menuentry 'gpuhost fallback: {entry.release}' {words}--id {FALLBACK_ID} {{\n{body}}}\n"
     if esp_uuid is not None:
         text += ESP_ONE_SHOT.format(uuid=esp_uuid, env=ESP_ENV)
     return HEAD + text
 
 
-def menuentry_body(text: str, entry_id: str) -> str:
-    """The lines between the braces of a menu entry, by the last part of its id path. Raises Stop where it is not there.
+def menuentry(text: str, entry_id: str) -> tuple[str, str]:
+    """A menu entry by the last part of its id path: its options but for the id, and the lines between its braces.
 
-    grub-mkconfig writes one statement a line, and a closing brace on a line of its own.
+    grub-mkconfig writes one statement a line, and a closing brace on a line of its own. The options go along because
+    ``--unrestricted`` is one: without it a GRUB that has a password asks for it. Raises Stop where there is no such
+    entry.
     """
     name = entry_id.rsplit(">", 1)[-1]
     lines = text.splitlines(keepends=True)
@@ -68,5 +70,6 @@ def menuentry_body(text: str, entry_id: str) -> str:
         if line.lstrip().startswith("menuentry ") and name in re.findall(r"'([^']*)'", line):
             end = next((at for at in range(index + 1, len(lines)) if lines[at].strip() == "}"), None)
             if end is not None:
-                return "".join(lines[index + 1 : end])
+                options = re.search(r"'\s+((?:--\S+\s+(?:[^-$'\s]\S*\s+)?)*)(?:\$menuentry_id_option|--id)\s", line)
+                return options[1] if options else "", "".join(lines[index + 1 : end])
     raise stop("boot.fallback_missing", entry_id, "no menu entry in grub.cfg")

@@ -8,13 +8,15 @@ came of it.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from . import check_runner, deadman, devices, gate, loaders, packages, return_service, steps, trial, workloads
+from . import check_runner, deadman, gate, handback, loaders, packages, return_service, steps, trial, workloads
 from .causes import BACK_ON_OLD, CAUSES, GOOD, NEEDS_PERSON, SAFE_STOP
 from .documents import Outcome, as_dict, make_head
-from .errors import Stop, stop
+from .errors import DEFECTS, Stop, stop
+from .handback import Return, as_stop, reconcile
 from .host_io import Host
 from .rollfile import Roll, closed, load, save
 
@@ -35,19 +37,22 @@ class Reason:
     sentence: str
 
 
-@dataclass(frozen=True)
-class Return:
-    """What came of it."""
-
-    roll: Roll
-    lines: tuple[str, ...]
-    documents: tuple[dict[str, Any], ...]
-
-
 def is_back(host: Host, roll: Roll) -> bool:
     """Whether the trial was booted and the host runs its old kernel again."""
     booted = roll.trial.boots > 0 and host.read_line(trial.BOOT_ID) != roll.trial.boot_id_before
     return booted and host.read_line(trial.RUNNING) == roll.running_before
+
+
+def was_drained(host: Host, roll: Roll) -> bool:
+    """Whether the host has rebooted between drain and trial: containers are held off, and nobody has them in hand."""
+    before_trial = roll.trial.boots == 0 and host.read_line(trial.RUNNING) == roll.running_before
+    return before_trial and workloads.is_held(host) and not workloads.held_in_this_boot(host)
+
+
+def came_back(roll: Roll, sentence: str) -> Stop:
+    """The stop for a trial that did not hold."""
+    observed = sentence.removeprefix(f"{roll.target}: ")
+    return stop("trial.expired", roll.target, observed, "a trial that reaches its gate")
 
 
 def why(host: Host, roll: Roll) -> Reason:
@@ -56,6 +61,8 @@ def why(host: Host, roll: Roll) -> Reason:
         return Reason(bool(roll.trial.cause), roll.trial.cause, roll.trial.sentence)
     note = deadman.fired(host)
     running = host.read_line(trial.RUNNING)
+    if roll.trial.boots == 0:
+        return Reason(True, None, f"{running} was booted again between drain and trial, which is still to come")
     if note:
         return Reason(True, "trial.expired", f"{roll.target}: {note}")
     fact = f"{running} runs again, and the dead-man had not fired: a panic, a power cut, or it never booted"
@@ -66,49 +73,50 @@ def come_back(host: Host, roll: Roll, reason: Reason) -> Return:
     """Bring the host into service on its old kernel, under the lock. Raises Stop where a person is needed.
 
     In the order of what the users wait for: default and one-shot first (fast, and what a power cut would meet), then
-    nodes, rules, containers; then the device part of the gate; last the settings, which may take a loader's refresh.
-    A boot configuration that can't be put right needs a person, but keeps no container down. Nobody watches: rules that
-    are only presumed to be NVIDIA's are left alone.
+    nodes, rules, containers; then the device part of the gate; then the settings, which may take a loader's refresh;
+    last the hold, which has kept apt's daily runs away meanwhile. What fails on the way to the containers needs a
+    person, but keeps none of them down. Nobody watches: rules that are only presumed to be NVIDIA's are left alone.
     """
-    name, run_id = roll.head.host, roll.head.run_id
     running = host.read_line(trial.RUNNING)
     if running != roll.running_before:
         raise stop("trial.wrong_kernel", "uname -r", running, roll.running_before)
-    loader = loaders.of(host)
     tried = roll.trial.boots > 0
+    moved = tried or was_drained(host, roll)  # majors may be others after any boot
     documents: list[dict[str, Any]] = []
     lines: list[str] = []
     problem: Stop | None = None
     try:
-        lines += trial.undo(host, loader, roll)
-    except Stop as error:
-        problem = error
+        lines += trial.undo(host, loaders.of(host), roll)
+    except (Stop, *DEFECTS) as error:
+        problem = as_stop(error)
     if tried:
         # The next caller, after a way back that needed a person, still knows why there was one.
         roll = replace(roll, trial=replace(roll.trial, cause=reason.cause, sentence=reason.sentence))
-        found = devices.reconcile_host(host, name, run_id, "report", False)
-        documents.append(found.document)
-        lines += found.lines
+    if moved:
+        wrong = reconcile(host, roll, lines, documents)
+        problem = problem or wrong
     roll, started, failed = workloads.hand_back(host, roll)
     lines += started
+    save(host, roll)
+    try:
+        if failed:
+            raise Stop(failed[0], tuple(documents))
+        if tried and host.exists(check_runner.ARCHIVE):
+            documents += gate_devices(host, roll)
+        if problem:
+            raise Stop(problem.blocker, tuple(documents))
+        if tried or not reason.failed:
+            lines += trial.like_before(host, loaders.of(host), roll)
+            lines += packages.try_unkeep(host, roll.kept_packages)
+    except (Stop, *DEFECTS):
+        workloads.release(host)
+        raise
     if workloads.release(host):
         lines.append("autostart hold lifted")
-    save(host, roll)
-    if failed:
-        raise Stop(failed[0], tuple(documents))
-    if tried and host.exists(check_runner.ARCHIVE):
-        documents += gate_devices(host, roll)
-    if problem:
-        raise Stop(problem.blocker, tuple(documents))
-    ends = tried or not reason.failed
-    if ends:
-        lines += trial.like_before(host, loader, roll)
-        lines += packages.unkeep(host, roll.kept_packages)
     lines += deadman.disarm(host)
     roll, outcome = _end(roll, reason)
     save(host, roll)
-    if ends:
-        lines += return_service.remove(host)
+    lines += return_service.remove(host)  # where the roll stays open, the next drain installs it again
     return Return(roll, tuple(lines), (*documents, as_dict(outcome)))
 
 
@@ -132,7 +140,6 @@ def _end(roll: Roll, reason: Reason) -> tuple[Roll, Outcome]:
     head = make_head("outcome", roll.head.host, roll.head.run_id)
     why_not, sentence = reason.cause, reason.sentence
     if roll.trial.boots == 0 and reason.failed:
-        why_not = why_not or "host.module_failed"
         status = CAUSES[why_not].exit_status if why_not in CAUSES else SAFE_STOP
         return roll, Outcome(head, "stopped", why_not, sentence, status)
     if roll.trial.boots == 0:
@@ -165,21 +172,46 @@ def read_record(host: Host) -> list[dict[str, Any]]:
     return [item for item in found if isinstance(item, dict)]
 
 
+def ended_by_host(roll: Roll | None, run_ids: set[str | None], result: str) -> Roll | None:
+    """The roll that a controller follows, where the host itself has ended it with this result; else None."""
+    ours = roll is not None and not roll.is_open and roll.trial.boots > 0 and roll.head.run_id in run_ids
+    return roll if ours and roll is not None and roll.result == result else None
+
+
+def _due(host: Host, roll: Roll) -> tuple[str, str, Callable[[Roll], Return]] | None:
+    """Stage, step and work of what this boot has to bring back; None where nothing is, or where a controller is at it.
+
+    A hold of this very boot is a controller's that has come since, and has drained the host again.
+    """
+    if workloads.held_in_this_boot(host):
+        return None
+    if is_back(host, roll) or was_drained(host, roll):
+        return "rollback", "back into service by itself", lambda now: come_back(host, now, why(host, now))
+    if handback.was_promoted(host, roll):
+        return "hand_back", "handed back by itself", lambda now: handback.finish(host, now)
+    return None
+
+
 def by_itself(host: Host) -> str:
     """What ``gpuhost-return.service`` does at every boot while a roll is open; one line for the journal."""
     roll = load(host)
     if roll is None or not roll.is_open:
         return "; ".join(["no roll is open", *return_service.remove(host)])  # a way back was cut off at its very end
-    if not is_back(host, roll):
+    due = _due(host, roll)
+    if due is None:
         return f"{host.read_line(trial.RUNNING)} runs, nothing to bring back"
+    stage, step, _ = due
 
     def work(now: Roll) -> steps.Done:
-        found = come_back(host, now, why(host, now))
+        still = _due(host, now)  # whoever had the lock before may have changed that
+        if still is None:
+            return steps.Done(now, ("a controller has the roll in hand",), changed=False)
+        found = still[2](now)
         return steps.Done(found.roll, found.lines, documents=found.documents, changed=True)
 
     params = {"host_name": roll.head.host, "run_id": roll.head.run_id}
     try:
-        answer = steps.run_step(host, params, False, "rollback", "back into service by itself", work, wait_s=LOCK_S)
+        answer = steps.run_step(host, params, False, stage, step, work, wait_s=LOCK_S)
     except Stop as error:
         if error.blocker.cause == "roll.not_open":
             return "a controller has ended the roll meanwhile"

@@ -3,9 +3,7 @@
 update-grub rewrites every entry from one command line, so the running system gets an entry of its own for the time of a
 roll: ``gpuhost-fallback``, with copies of its kernel and initrd in /boot/gpuhost and with today's command line.
 
-The one-shot is GRUB's own ``next_entry`` where GRUB can write its environment block. On LVM, md, btrfs and ZFS it
-can't: ``grub-reboot`` says nothing, and the new kernel boots *every* time (tried). There the request lies in a file of
-ours on the ESP, and a snippet in grub.cfg obeys it only after it has seen that it could clear it.
+The one-shot is grub_one_shot.py's, what is in the way grub_problems.py's.
 
 Files of ours: /etc/default/grub.d/zz-gpuhost.cfg (arguments, stays), zz-gpuhost-default.cfg (an explicit default),
 /etc/grub.d/42_gpuhost and /boot/gpuhost (during a roll), gpuhost/grubenv on the ESP (during a roll).
@@ -16,22 +14,22 @@ from __future__ import annotations
 import os
 import re
 
-from . import boot, grub_config, grub_defaults, grub_env, grub_snippet
+from . import boot, grub_config, grub_defaults, grub_one_shot, grub_problems, grub_snippet
 from .boot import FALLBACK_ID, BootEntry, BootState, FileChange
 from .boot_config import wanted_arguments
 from .documents import Blocker
-from .errors import blocker, stop
+from .errors import Stop, blocker, stop
+from .grub_one_shot import OneShot
 from .host_io import Host
 
 CFG = "/boot/grub/grub.cfg"
-ENV = "/boot/grub/grubenv"
+CUSTOM = "/boot/grub/custom.cfg"
 DEFAULTS = "/etc/default/grub"
 DEFAULTS_D = "/etc/default/grub.d"
 ARGUMENTS = f"{DEFAULTS_D}/zz-gpuhost.cfg"
 DEFAULT = f"{DEFAULTS_D}/zz-gpuhost-default.cfg"
 SNIPPET = "/etc/grub.d/42_gpuhost"
 COPIES = "/boot/gpuhost"
-ESP_MOUNT_POINTS = ("/boot/efi", "/efi")
 UPDATE_S = 600
 
 
@@ -42,49 +40,55 @@ class Grub(boot.Loader):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self._by: str | None = None
+        self.one_shot = OneShot(host)
 
     # --- reading
 
     def read(self) -> BootState:
         config = self._config()
-        env = self._environment()
-        request = self._request(env)
+        env = self.one_shot.environment()
+        request = self.one_shot.request()
         default = self._default(config, env)
         chosen = grub_config.resolve(config, request) if request else default
-        by = self.one_shot_by()
-        esp = self._esp()
-        problems: list[Blocker] = []
-        if not config.entries:
-            problems.append(blocker("grub.config_unreadable", CFG, "no entry in it", "entries of grub-mkconfig"))
-        if by is None:
-            problems.append(
-                blocker(
-                    "loader.no_one_shot",
-                    ENV,
-                    f"GRUB can't write here ({self._filesystem()}), and there is no ESP to keep the request on",
-                    "ext4 or vfat without LVM or md, or a mounted ESP",
-                )
-            )
-        if esp and boot.mounted_read_only(self.host, esp[0]) and by == "ESP":
-            problems.append(blocker("boot.esp_read_only", esp[0], "mounted read-only", "writable"))
+        esp = self.one_shot.esp()
+        # The one in the submenu first: the top level's moves to another kernel with the next update-grub. Another
+        # system's last: it may have a kernel of the same name.
+        ordered = sorted(config.entries, key=lambda item: (item.id.startswith("osprober-"), ">" not in item.id))
+        entries = tuple(self._entry(entry) for entry in ordered if not entry.recovery and self._lasts(entry))
         return BootState(
             loader=self.name,
             esps=(esp[0],) if esp else (),
-            # The one in the submenu first: the top level's moves to another kernel with the next update-grub.
-            entries=tuple(
-                self._entry(entry)
-                for entry in sorted(config.entries, key=lambda item: ">" not in item.id)
-                if not entry.recovery
-            ),
+            entries=entries,
             policy=self._policy(config, env),
             default_entry=default.id if default else None,
             next_entry=chosen.id if chosen else None,
             one_shot=request,
-            one_shot_by=by,
+            one_shot_by=self.one_shot.place(),
             copies_fallback=True,
-            problems=tuple(problems),
+            problems=tuple(self._problems(config)),
         )
+
+    def _lasts(self, entry: grub_config.GrubEntry) -> bool:
+        """Whether an entry is still there after the next update-grub. One of ours without its script is not."""
+        return entry.id != FALLBACK_ID or self.host.exists(SNIPPET)
+
+    def _problems(self, config: grub_config.GrubConfig) -> list[Blocker]:
+        text = self.host.read(CFG) or ""
+        found = grub_problems.of(text, config, self.host.read(CUSTOM))
+        try:
+            self._effective()
+        except Stop as error:
+            found.append(error.blocker)
+        esp, place = self.one_shot.esp(), self.one_shot.place()
+        if place is None:
+            observed = (
+                f"GRUB can't write here ({self.one_shot.filesystem()}), and there is no ESP to keep the request on"
+            )
+            expected = "ext4 or vfat without LVM or md, or a mounted ESP"
+            found.append(blocker("loader.no_one_shot", grub_one_shot.ENV, observed, expected))
+        if esp and place == grub_one_shot.ESP and boot.mounted_read_only(self.host, esp[0]):
+            found.append(blocker("boot.esp_read_only", esp[0], "mounted read-only", "writable"))
+        return found
 
     def _config(self) -> grub_config.GrubConfig:
         try:
@@ -113,56 +117,12 @@ class Grub(boot.Loader):
         base = f"{COPIES}/" if f"/{os.path.basename(COPIES)}/" in path else "/boot/"
         return base + path.rsplit("/", 1)[-1]
 
-    def _environment(self) -> dict[str, str]:
-        return self._read_env(ENV)
-
-    def _read_env(self, path: str) -> dict[str, str]:
-        data = self.host.read_bytes(path)
-        try:
-            return grub_env.parse(data) if data else {}
-        except ValueError as error:
-            raise stop("grub.environment_broken", path, str(error), "an environment block") from error
-
-    def _request(self, env: dict[str, str]) -> str | None:
-        """The one-shot that is set, in GRUB's own block or in ours."""
-        esp = self._esp()
-        ours = self._read_env(f"{esp[0]}/{grub_snippet.ESP_ENV}").get("gpuhost_next") if esp else None
-        return ours or env.get("next_entry") or None
-
     def _policy(self, config: grub_config.GrubConfig, env: dict[str, str]) -> str | None:
         """The default as it is set: None for the first entry (GRUB_DEFAULT=0), ``saved:ID`` where GRUB remembers it."""
         word = config.default_word
         if word == "${saved_entry}":
             return f"saved:{env.get('saved_entry', '')}"
         return None if word in ("0", "", None) else word
-
-    def one_shot_by(self) -> str | None:
-        """``grubenv`` where GRUB can write its own block, ``ESP`` where ours has to do, None where neither can be."""
-        if self._by is None:
-            fs, abstraction = self._probe("fs"), self._probe("abstraction")
-            if grub_env.is_writable_by_grub(fs, abstraction):
-                self._by = "grubenv"
-            else:
-                self._by = "ESP" if self._esp() else ""
-        return self._by or None
-
-    def _probe(self, target: str) -> str:
-        result = self.host.run(["grub-probe", f"--target={target}", "/boot/grub"])
-        return result.stdout.strip() if result.rc == 0 else f"grub-probe: {result.last_line}"
-
-    def _filesystem(self) -> str:
-        return f"{self._probe('fs')} {self._probe('abstraction')}".strip()
-
-    def _esp(self) -> tuple[str, str] | None:
-        """(mount point, file system UUID) of the ESP, which is vfat and which GRUB can therefore write."""
-        fields = [line.split() for line in (self.host.read("/proc/mounts") or "").splitlines()]
-        for item in fields:
-            if len(item) > 3 and item[1] in ESP_MOUNT_POINTS and item[2] == "vfat":
-                device = os.path.basename(self.host.resolved(item[0]) or item[0])
-                for uuid in self.host.names("/dev/disk/by-uuid"):
-                    if os.path.basename(self.host.resolved(f"/dev/disk/by-uuid/{uuid}") or "") == device:
-                        return item[1], uuid
-        return None
 
     # --- the default
 
@@ -203,13 +163,18 @@ class Grub(boot.Loader):
 
     def set_default(self, policy: str | None) -> bool:
         changed = self._apply(self.default_change(policy))
-        if policy and policy.startswith("saved:") and self._environment().get("saved_entry", "") != policy[6:]:
-            argv = ["grub-set-default", policy[6:]] if policy[6:] else ["grub-editenv", ENV, "unset", "saved_entry"]
+        if policy and policy.startswith("saved:") and self.one_shot.environment().get("saved_entry", "") != policy[6:]:
+            argv = (
+                ["grub-set-default", policy[6:]]
+                if policy[6:]
+                else ["grub-editenv", grub_one_shot.ENV, "unset", "saved_entry"]
+            )
             self._must(argv)
             changed = True
-        config = self._config()
         word = policy if policy and not policy.startswith("saved:") else None
-        if changed or (word is not None and config.default_word != word):
+        said = self._config().default_word
+        # Also where an earlier attempt was cut off before update-grub.
+        if changed or (said != word and (word is not None or said == FALLBACK_ID)):
             self.update()
             return True
         return False
@@ -235,29 +200,12 @@ class Grub(boot.Loader):
     # --- the one-shot
 
     def set_one_shot(self, entry: BootEntry) -> str:
-        esp = self._esp()
-        if self.one_shot_by() == "ESP" and esp:
-            if f"{grub_snippet.ESP_ENV} gpuhost_next" not in (self.host.read(CFG) or ""):
-                return f"{CFG} has no snippet that reads {esp[0]}/{grub_snippet.ESP_ENV}"
-            self._write_esp_env(esp[0], entry.id)
-            return ""
         config = self._config()
-        if not (config.honours_next_entry and config.clears_next_entry):
-            return f"{CFG} does not read and clear next_entry"
-        result = self.host.run(["grub-reboot", entry.id])
-        return "" if result.rc == 0 else result.last_line
-
-    def _write_esp_env(self, esp: str, request: str) -> None:
-        self.host.write_atomic(f"{esp}/{grub_snippet.ESP_ENV}", grub_env.render({"gpuhost_next": request}), None)
+        clears = config.honours_next_entry and config.clears_next_entry
+        return self.one_shot.set(entry.id, self.host.read(CFG) or "", clears)
 
     def clear_one_shot(self) -> str:
-        esp = self._esp()
-        if esp and self._read_env(f"{esp[0]}/{grub_snippet.ESP_ENV}").get("gpuhost_next"):
-            self._write_esp_env(esp[0], "")
-        if not self._environment().get("next_entry"):
-            return ""
-        result = self.host.run(["grub-editenv", ENV, "unset", "next_entry"])
-        return "" if result.rc == 0 else result.last_line
+        return self.one_shot.clear()
 
     # --- the fallback
 
@@ -278,26 +226,21 @@ class Grub(boot.Loader):
             if data is None:
                 raise stop("boot.fallback_missing", entry.id, f"{path} does not exist")
             self.host.write_atomic(f"{COPIES}/{os.path.basename(path)}", data, 0o600)
-        esp = self._esp() if self.one_shot_by() == "ESP" else None
-        if esp and not self.host.exists(f"{esp[0]}/{grub_snippet.ESP_ENV}"):
-            self._write_esp_env(esp[0], "")
-        text = grub_snippet.render(self.host.read(CFG) or "", entry, os.path.basename(COPIES), esp[1] if esp else None)
+        text = grub_snippet.render(self.host.read(CFG) or "", entry, os.path.basename(COPIES), self.one_shot.lay())
         self.host.write_atomic(SNIPPET, text.encode(), 0o755)
         self.update()
         return True
 
     def remove_fallback(self) -> bool:
         removed = self.host.remove(SNIPPET)
-        if removed:
+        # Also where an earlier attempt was cut off before update-grub.
+        if removed or any(entry.id == FALLBACK_ID for entry in self._config().entries):
             self.update()
+            removed = True
         for name in self.host.names(COPIES):
             removed = self.host.remove(f"{COPIES}/{name}") or removed
-        esp = self._esp()
-        if esp and self.host.remove(f"{esp[0]}/{grub_snippet.ESP_ENV}"):
-            removed = True
-            self.host.remove_empty_folder(f"{esp[0]}/{os.path.dirname(grub_snippet.ESP_ENV)}")
         self.host.remove_empty_folder(COPIES)
-        return removed
+        return self.one_shot.remove() or removed
 
     # --- arguments and entries
 

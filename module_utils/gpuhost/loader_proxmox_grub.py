@@ -44,7 +44,9 @@ class ProxmoxGrub(Proxmox):
     def offers(self, esp: EspContent) -> list[Offer]:
         """Those in the submenu first: the top level's moves to another kernel with the next update-grub."""
         entries = sorted(esp.grub_entries, key=lambda entry: ">" not in entry.id)
-        return [self._offer(entry) for entry in entries if not entry.recovery]
+        # One of ours without its script goes with the next refresh.
+        lasts = self.host.exists(plain.SNIPPET)
+        return [self._offer(entry) for entry in entries if not entry.recovery and (lasts or entry.id != FALLBACK_ID)]
 
     @staticmethod
     def _offer(entry: GrubEntry) -> Offer:
@@ -189,10 +191,14 @@ class ProxmoxGrub(Proxmox):
     def remove_entry(self) -> bool:
         removed = self.before_refresh(None)
         removed = self.host.remove(plain.SNIPPET) or removed
-        if removed or self.laid():  # also where it had been removed, and the refresh did not come any more
+        if removed or self._listed():  # also where it had been removed, and the refresh did not come any more
             self.refresh()
             removed = True
         return removed
+
+    def _listed(self) -> bool:
+        """Whether a grub.cfg still has the fallback's entry."""
+        return any(entry.id == FALLBACK_ID for esp in self.readable() for entry in esp.grub_entries)
 
     def argument_changes(self, arguments: dict[str, str | None]) -> list[FileChange]:
         return plain.Grub(self.host).argument_changes(arguments)

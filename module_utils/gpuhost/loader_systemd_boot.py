@@ -7,6 +7,8 @@ name (BOOT: tried), so the entry is looked up before and ``uname`` after.
 
 from __future__ import annotations
 
+import re
+
 from . import boot, cmdline, efi_variables, systemd_boot
 from .boot import BootEntry, BootState, FileChange
 from .boot_config import wanted_arguments
@@ -16,6 +18,7 @@ from .host_io import Host
 
 ESP_MOUNT_POINTS = ("/efi", "/boot/efi", "/boot")
 CMDLINE_FILE = "/etc/kernel/cmdline"
+WAITS = re.compile(r"^\s*timeout\s+menu-force\s*$", re.MULTILINE)
 
 
 def mounted_esp(host: Host) -> str | None:
@@ -113,11 +116,24 @@ class SystemdBoot(boot.Loader):
         found = []
         if boot.mounted_read_only(self.host, esp):
             found.append(blocker("boot.esp_read_only", esp, "mounted read-only", "writable"))
+        booted = efi_variables.read(self.host, efi_variables.DEVICE)
+        found += [_other_esp(esp, booted)] if booted and not self._is_booted(esp, booted) else []
+        if WAITS.search(self.host.read(f"{esp}/loader/loader.conf") or ""):
+            found.append(
+                blocker("loader.waits_for_a_key", f"{esp}/loader/loader.conf", "timeout menu-force", "seconds")
+            )
         counted = [entry.filename for entry in entries if entry.tries]
         if counted:
             observed = f"boot counting: {', '.join(counted)}"
             found.append(blocker("loader.unsupported", "/etc/kernel/tries", observed, "no boot counting"))
         return tuple(found)
+
+    def _is_booted(self, esp: str, booted: str) -> bool:
+        """Whether the mounted ESP is the one that the firmware took. One that can't be looked up counts as that."""
+        fields = [line.split() for line in (self.host.read("/proc/mounts") or "").splitlines()]
+        device = next((self.host.resolved(item[0]) for item in fields if len(item) > 1 and item[1] == esp), None)
+        wanted = self.host.resolved(f"/dev/disk/by-partuuid/{booted.lower()}")
+        return device is None or wanted is None or device == wanted
 
     def explicit(self, entry: BootEntry) -> str:
         return entry.id
@@ -158,3 +174,7 @@ class SystemdBoot(boot.Loader):
         argv = ["kernel-install", "add", release, f"/boot/vmlinuz-{release}", f"/boot/initrd.img-{release}"]
         result = self.host.run(argv, timeout_s=timeout_s)
         return argv, "" if result.rc == 0 else result.last_line
+
+
+def _other_esp(esp: str, booted: str) -> Blocker:
+    return blocker("boot.esp_not_booted", esp, f"the firmware booted from partition {booted.lower()}", "this one")

@@ -65,13 +65,22 @@ def option_problems(
     names: Iterable[str],
     wanted: Mapping[str, Mapping[str, str]],
     command_line: str = "",
+    builtin: Collection[str] | None = None,
 ) -> tuple[str, ...]:
-    """Options that are not in force at a place, for those modules that have a file among ``names`` there.
+    """Options that are not in force at a place.
 
-    Debian's nvidia-current counts as nvidia: its ``install`` line hands the options of nvidia on.
+    names    files of the place; Debian's nvidia-current counts as nvidia: its ``install`` line hands the options on
+    builtin  the modules that the kernel has built in, where each module has to be; None: one without a file is passed
+
+    A module that is built in never sees modprobe.d: only ``module.key=value`` on the kernel's command line counts.
     """
-    held = dkms.find_modules(names, wanted)
-    problems = []
+    names = list(names)
+    exact = {module_name(path): path for path in names}
+    held = {module: exact[canonical(module)] for module in wanted if canonical(module) in exact}
+    held |= dkms.find_modules(names, wanted)
+    problems: list[str] = []
+    for module in sorted(set(wanted) - set(held)) if builtin is not None else ():
+        problems += _without_file(place, module, wanted[module], command_line, canonical(module) in (builtin or ()))
     for module, path in sorted(held.items()):
         options = list(_options(files, {canonical(module), module_name(path)}, command_line))
         for key, value in sorted(wanted[module].items()):
@@ -82,6 +91,19 @@ def option_problems(
                 where, found = there[-1]
                 problems.append(f"{where} {place} sets {key}={found} for {module}, wanted is {key}={value}")
     return tuple(problems)
+
+
+def _without_file(
+    place: str, module: str, wanted: Mapping[str, str], command_line: str, built_in: bool
+) -> Iterator[str]:
+    """What is wrong with the options of a module that has no file."""
+    if wanted and not built_in:
+        yield f"no such module {place}: {module}"
+        return
+    there = {name: value for _, name, value in _options({}, {canonical(module)}, command_line)}
+    for key, value in sorted(wanted.items()):
+        if there.get(key.replace("-", "_")) != value:
+            yield f"{module} is built in: use {module}.{key}={value} on the command line, modprobe.d has no effect"
 
 
 def kept_away(

@@ -24,6 +24,7 @@ _FILE_SYSTEM_MODULES = {"ext2": "ext4", "ext3": "ext4", "nfs4": "nfsv4"}
 _DRIVER_MODULES = {"sd": "sd_mod", "sr": "sr_mod", "vbd": "xen_blkfront", "vif": "xen_netfront"}
 _NET_KINDS = {"bond": "bonding", "vlan": "8021q"}
 _DM_KINDS = {"CRYPT": "dm_crypt", "mpath": "dm_multipath", "LVM": "dm_mod"}
+ROUTE = "default route"
 _UP, _REJECT = 0x1, 0x200
 
 
@@ -66,7 +67,7 @@ def ground(host: Host, esps: Collection[str] = ()) -> Ground:
         elif point in mounts:
             reader.mount(purpose, *mounts[point])
     for interface in default_interfaces(host):
-        reader.interface("default route", interface)
+        reader.interface(ROUTE, interface)
     return Ground(tuple(reader.found), tuple(reader.cards.values()))
 
 
@@ -124,15 +125,17 @@ class _Reader:
         """The last part of where a link leads; empty where there is none."""
         return posixpath.basename(self.place(path) or "")
 
-    def add(self, purpose: str, device: str, module: str, driver: str = "", modalias: str = "") -> None:
+    def add(
+        self, purpose: str, device: str, module: str, driver: str = "", modalias: str = "", guess: bool = False
+    ) -> None:
         """Count a module in where the running kernel has it loaded or built in."""
         name = module.replace("-", "_")
         paths = self.running.index.get(canonical(module), ("",))
         if self.host.exists(f"/sys/module/{name}/initstate"):
             foreign = paths[0] if is_foreign(paths[0]) else ""
-            self.found[Needed(purpose, device, driver or name, name, modalias, foreign)] = None
+            self.found[Needed(purpose, device, driver or name, name, modalias, foreign, guess)] = None
         elif canonical(module) in self.running.builtin:
-            self.found[Needed(purpose, device, driver or name, name, modalias)] = None
+            self.found[Needed(purpose, device, driver or name, name, modalias, "", guess)] = None
 
     def mount(self, purpose: str, number: str, kind: str, source: str, options: str) -> None:
         """A file system and the devices under it."""
@@ -189,13 +192,16 @@ class _Reader:
             self.hardware(purpose, name, path)
 
     def device_mapper(self, purpose: str, name: str, identity: str) -> None:
-        """/sys does not say which targets a volume has: of LVM's all that are loaded count."""
+        """/sys does not say which targets a volume has: of LVM's all that are loaded count, as a guess.
+
+        What lies below it, such as crypt or multipath, is a device of its own and found as one.
+        """
         self.add(purpose, name, "dm_mod", "device-mapper")
         kind = re.sub(r"^part\d+-", "", identity).split("-")[0]
         self.add(purpose, name, _DM_KINDS.get(kind, "dm_mod"))
         for module in self.host.names("/sys/module") if kind == "LVM" else ():
-            if module.startswith("dm_"):
-                self.add(purpose, name, module)
+            if module.startswith("dm_") and module != "dm_mod":
+                self.add(purpose, name, module, guess=True)
 
     def hardware(self, purpose: str, name: str, path: str) -> None:
         """The driver of a device and of each device that it hangs from."""

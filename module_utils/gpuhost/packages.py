@@ -10,7 +10,7 @@ from . import apt, dkms, kernel
 from .documents import Target
 from .errors import Stop, stop
 from .host_io import Host, Result
-from .survey import read_packages
+from .survey import APT_WAIT_S, read_packages, wait_for_apt
 
 SIMULATE = ["apt-get", "-q", "-y", "-s", "--no-install-recommends"]
 """Without --no-remove: what it would remove is to be seen, not only that it would."""
@@ -18,6 +18,8 @@ APT = [
     "apt-get", "-q", "-y", "--no-install-recommends", "--no-remove",
     "-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold", "-o", "Dpkg::Use-Pty=0",
 ]  # fmt: skip
+KEEP_DAYS = 14
+"""Days that the old kernel's packages stay on hold after a promotion, where nobody has said otherwise."""
 UNKEEP = "gpuhost-unhold"
 UNKEEP_SERVICE = """# Managed by gpuhost: ends the hold on the old kernel's packages, then goes.
 [Unit]
@@ -41,6 +43,9 @@ Persistent=true
 WantedBy=timers.target
 """
 
+UPGRADE_DRIVER = (
+    "The driver does not build for this kernel: upgrade it first, or choose an older kernel. Then run it again."
+)
 PURGE_S = 900
 """A purge runs the kernel's removal hooks."""
 LOCKED = re.compile(r"\block\b|lock-frontend|is another process using it")
@@ -128,7 +133,8 @@ def take_back(host: Host, target: Target, failure: Stop) -> Stop:
     if left:
         note = f"dpkg --purge {' '.join(sorted(names))}: {result.last_line}; half configured: {', '.join(left)}"
     found = failure.blocker
-    return Stop(replace(found, observed=f"{found.observed} ({note})"), failure.documents)
+    way_out = found.next_step if left or found.cause != "dkms.not_built" else UPGRADE_DRIVER
+    return Stop(replace(found, observed=f"{found.observed} ({note})", next_step=way_out), failure.documents)
 
 
 def keep(host: Host, release: str) -> tuple[str, ...]:
@@ -146,27 +152,47 @@ def keep(host: Host, release: str) -> tuple[str, ...]:
     held = set(host.run(["apt-mark", "showhold"]).stdout.split())
     wanted = sorted(owners - held)
     if wanted:
-        result = host.run(["apt-mark", "hold", *wanted])
-        if result.rc != 0:
-            raise stop("apt.failed", "apt-mark hold", result.last_line)
+        _mark(host, "hold", wanted)
     return tuple(wanted)
 
 
 def unkeep(host: Host, names: tuple[str, ...]) -> list[str]:
-    """Take our holds off again."""
+    """Take our holds off again. Raises Stop where apt does not let us."""
     held = set(host.run(["apt-mark", "showhold"]).stdout.split()) & set(names)
     if not held:
         return []
-    result = host.run(["apt-mark", "unhold", *sorted(held)])
-    if result.rc != 0:
-        raise stop("apt.failed", "apt-mark unhold", result.last_line)
+    _mark(host, "unhold", sorted(held))
     return [f"no longer held: {', '.join(sorted(held))}"]
+
+
+def try_unkeep(host: Host, names: tuple[str, ...]) -> list[str]:
+    """Take our holds off again, or say how it is done: a hold too many is no reason to keep a roll open."""
+    try:
+        return unkeep(host, names)
+    except Stop as error:
+        command = f"apt-mark unhold {' '.join(names)}"
+        return [f"still held, {error.blocker.cause}: {error.blocker.observed}; by hand: {command}"]
+
+
+def prove_apt_idle(host: Host, what: str) -> None:
+    """Wait a little until nobody holds apt's locks. Raises Stop(apt.locked) where somebody still does."""
+    holder = wait_for_apt(host, APT_WAIT_S)
+    if holder is not None:
+        raise stop("apt.locked", what, holder, "nobody")
+
+
+def _mark(host: Host, how: str, names: list[str]) -> None:
+    """``apt-mark``, which writes dpkg's database and does not wait for its lock."""
+    prove_apt_idle(host, f"apt-mark {how}")
+    result = host.run(["apt-mark", how, *names])
+    if result.rc != 0:
+        raise stop("apt.locked" if LOCKED.search(result.stderr) else "apt.failed", f"apt-mark {how}", result.last_line)
 
 
 def unkeep_later(host: Host, names: tuple[str, ...], days: int) -> list[str]:
     """Have our holds end by a timer on the host in so many days; at once where it is none."""
     if not names or days <= 0:
-        return unkeep(host, names)
+        return try_unkeep(host, names)
     timer, path = (f"/etc/systemd/system/{UNKEEP}.{kind}" for kind in ("timer", "service"))
     # The hold of an earlier promotion ends with this one, a little later than it would have.
     earlier = re.search(r"^ExecStart=\S+ unhold (.+)$", host.read(path) or "", re.MULTILINE)

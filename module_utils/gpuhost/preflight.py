@@ -5,11 +5,19 @@ preflight_entry      the loader's entry, arguments, room, kexec, the fallback
 preflight_modules    what disks and network need
 preflight_initramfs  the image from inside
 preflight_packages   dpkg, holds, apt
+preflight_units      services that would fail on any kernel
 """
 
 from __future__ import annotations
 
-from . import preflight_driver, preflight_entry, preflight_initramfs, preflight_modules, preflight_packages
+from . import (
+    preflight_driver,
+    preflight_entry,
+    preflight_initramfs,
+    preflight_modules,
+    preflight_packages,
+    preflight_units,
+)
 from .documents import Preflight, Proof, make_head
 from .host_io import Host
 from .preflight_evidence import Evidence
@@ -29,6 +37,7 @@ def prove(host: Host, name: str, run_id: str, roll: Roll) -> Preflight:
             *inside,
             *preflight_entry.fallback_proofs(seen),
             *preflight_packages.proofs(seen),
+            *preflight_units.proofs(seen),
         )
     return Preflight(make_head("preflight", name, run_id), roll.target, proofs)
 

@@ -15,8 +15,6 @@ PACKAGES = {"zstd": "zstd", "lz4": "lz4"}
 UNPACK_S = 120
 #: What the initramfs mounts. The rest is mounted by the system inside.
 EARLY = ("root", "usr")
-#: Of LVM's targets all that are loaded count as needed: one of them may belong to another volume than root's.
-EXACT_DM = ("dm_mod", "dm_crypt", "dm_multipath")
 
 
 class ToolMissing(Exception):
@@ -78,12 +76,11 @@ def _kernel_proof(seen: Evidence, held: dict[str, dict[str, str]]) -> Proof:
 
 
 def _root_proof(seen: Evidence, held: dict[str, str]) -> Proof:
-    """What root hangs on has to be in the image, or in the kernel itself: nothing else is there to load it from."""
-    needed = [
-        item
-        for item in seen.ground.modules
-        if item.purpose in EARLY and (not item.module.startswith("dm_") or item.module in EXACT_DM)
-    ]
+    """What root hangs on has to be in the image, or in the kernel itself: nothing else is there to load it from.
+
+    A guess is left out: dm_multipath, which Ubuntu Server always loads, or the dm_crypt of a data disk is in no image.
+    """
+    needed = [item for item in seen.ground.modules if item.purpose in EARLY and not item.guess]
     index = {name: seen.modules.index[name] for name in held if name in seen.modules.index}
     inside = target_modules.Target(seen.modules.builtin, index)
     gone = target_modules.missing(needed, inside)
@@ -104,10 +101,17 @@ def _root_proof(seen: Evidence, held: dict[str, str]) -> Proof:
 
 
 def _options_proof(seen: Evidence, image: Image) -> Proof:
-    """The options of the plan, inside the image for the modules that it holds and on the host for all others."""
+    """The options of the plan, inside the image for the modules that it holds and on the host for all others.
+
+    That a module of the driver is missing is said by the driver's own proofs.
+    """
     wanted = seen.roll.plan["modprobe_options"]
     problems = modprobe_problems(image, wanted, seen.command_line)
-    problems += option_problems("on the host", seen.modprobe_files, seen.files, wanted, seen.command_line)
+    said = {target_modules.canonical(name) for name in seen.driver_modules if name not in seen.driver_files}
+    here = {module: options for module, options in wanted.items() if target_modules.canonical(module) not in said}
+    problems += option_problems(
+        "on the host", seen.modprobe_files, seen.files, here, seen.command_line, seen.modules.builtin
+    )
     asked = "; ".join(
         f"{module} {' '.join(f'{key}={value}' for key, value in options.items())}" for module, options in wanted.items()
     )

@@ -12,7 +12,7 @@ UDEV_RULES = "/etc/udev/rules.d/70-persistent-net.rules"
 
 def proofs(seen: Evidence) -> list[Proof]:
     """One for each purpose (root, /usr, /boot, ESP, default route), Ubuntu's extra drivers, names of interfaces."""
-    return [*_ground_proofs(seen), _extra_proof(seen), _names_proof(seen)]
+    return [*_ground_proofs(seen), _route_proof(seen), _extra_proof(seen), _names_proof(seen)]
 
 
 def _ground_proofs(seen: Evidence) -> list[Proof]:
@@ -35,6 +35,16 @@ def _ground_proofs(seen: Evidence) -> list[Proof]:
         expected = f"every module of it in /lib/modules/{seen.target}"
         found.append(proof(f"modules for {purpose}", not problems, "boot.module_missing", observed, expected))
     return found
+
+
+def _route_proof(seen: Evidence) -> Proof:
+    """Whether anything was proven for the network: a default route in another table than main is not seen."""
+    names = ", ".join(needed_modules.default_interfaces(seen.host))
+    known = needed_modules.ROUTE in seen.ground.purposes()
+    observed = names or "no default route in the main table"
+    if names and not known:
+        observed = f"nothing is known of what {names} stands on"
+    return warning("way out", known, "net.no_default_route", observed, "a default route over a card that is known")
 
 
 def _extra_proof(seen: Evidence) -> Proof:

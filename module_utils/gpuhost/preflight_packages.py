@@ -1,4 +1,4 @@
-"""Proofs that no package changes between here and the reboot."""
+"""Proofs on the system that runs: no unit has failed, and no package changes between here and the reboot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ UPGRADERS = ("apt-daily.service", "apt-daily-upgrade.service")
 
 
 def proofs(seen: Evidence) -> list[Proof]:
-    """dpkg has nothing left to do, nothing is held that the target needs, and nobody else is at work."""
+    """No unit has failed, dpkg has nothing left to do, nothing the target needs is held, and nobody else is at work."""
     broken = apt.half_configured(seen.packages)
     target = seen.roll.plan["target"]
     wanted = {target["image_package"]: target["image_version"], target["headers_package"]: target["headers_version"]}

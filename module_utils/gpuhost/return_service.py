@@ -1,4 +1,4 @@
-"""``gpuhost-return.service``: there only while a roll is open, it brings the host back into service on its old kernel.
+"""``gpuhost-return.service``: there from drain to the roll's end, it brings a host back into service at its next boot.
 
 It runs the host's own copy of this package, ``/var/lib/gpuhost/gpuhost.pyz``, with the system's Python.
 """
@@ -16,7 +16,7 @@ LINK = f"/etc/systemd/system/multi-user.target.wants/{UNIT}"
 # KillMode=process: the containers that it starts stay when it ends.
 UNIT_TEXT = f"""# Managed by gpuhost: there only while a kernel upgrade is under way.
 [Unit]
-Description=gpuhost: back into service on the old kernel, where a trial did not hold
+Description=gpuhost: back into service, where a kernel upgrade was cut off or did not hold
 After=network.target lxc-net.service lxc.service systemd-modules-load.service nvidia-persistenced.service
 ConditionPathExists=/var/lib/gpuhost/roll.json
 
@@ -32,7 +32,7 @@ WantedBy=multi-user.target
 
 
 def install(host: Host, program_base64: str, archive_path: str, archive_base64: str) -> None:
-    """Put program, checks and unit on the host. The reboot that follows makes systemd read the unit."""
+    """Put program, checks and unit on the host. Whatever boots it next makes systemd read the unit."""
     for path, text in ((PROGRAM, program_base64), (archive_path, archive_base64)):
         data = base64.b64decode(text)
         if data and host.read_bytes(path) != data:

@@ -56,6 +56,8 @@ def as_lines(status: dict[str, Any]) -> list[str]:
         lines.append(
             f"last roll to {roll['target']}: {roll['result']}" + (f", {roll['cause']}" if roll["cause"] else "")
         )
+    if roll is not None and roll["state"] == "open" and roll["promoted"]:
+        lines.append(f"{roll['target']} is promoted, only the hand back is left")
     if roll is not None and roll["sentence"]:
         lines.append(roll["sentence"])
     if status["one_shot"]:

@@ -66,11 +66,6 @@ def _cut(line: str) -> tuple[str, str, str]:
     return (found[1], found[2], found[3]) if found else (line, "", "")
 
 
-def parse_loader_conf(text: str) -> dict[str, str]:
-    """All settings; of a repeated key the last, as systemd-boot has it."""
-    return dict(_pairs(text))
-
-
 def default_of(text: str) -> str | None:
     """The ``default`` pattern; None where there is none. An ``@`` name other than @saved is ignored by systemd-boot."""
     values = [value for key, value in _pairs(text) if key == "default"]
@@ -257,24 +252,6 @@ def selected(
         if entry is not None:
             return entry
     return next(filter(_offered, order(entries)), None)
-
-
-def _carries(entry: Entry, release: str) -> bool:
-    """Whether the kernel's path names exactly this release: a folder, or a file ``vmlinuz-<release>``."""
-    parts = re.split(r"[/\\]", entry.linux or "")
-    return release in parts[:-1] or parts[-1] in (f"vmlinuz-{release}", f"linux-{release}", f"kernel-{release}")
-
-
-def entry_for(entries: Sequence[Entry], release: str) -> Entry | None:
-    """The entry of one kernel release: by its version field, else by its kernel's path; None where there is none.
-
-    Never by part of a name, so that ``6.1.0-5-amd64`` is not found in ``6.1.0-57-amd64``. Of several the first in
-    systemd-boot's order is returned.
-    """
-    ordered = order(entries)
-    by_version = (entry for entry in ordered if entry.version == release)
-    by_path = (entry for entry in ordered if _carries(entry, release))
-    return next(by_version, None) or next(by_path, None)
 
 
 def release_of(entry: Entry) -> str | None:

@@ -22,6 +22,7 @@ class Needed:
     driver    what /sys calls it; a file system, a dm target and the like are their own driver
     modalias  what the device says it is; empty where it says nothing
     foreign   its path where the running kernel has it from DKMS or another package (``updates/``, ``extra/``), else ""
+    guess     it is loaded and could be needed, but nothing says that this device needs it
     """
 
     purpose: str
@@ -30,6 +31,7 @@ class Needed:
     module: str
     modalias: str = ""
     foreign: str = ""
+    guess: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,15 +118,25 @@ def _problem(item: Needed, target: Target, there: set[str] | None, table: list[l
 
 
 def depmod_problems(dep: str, files: Collection[str], prefix: str = "nvidia") -> tuple[str, ...]:
-    """Modules of a name that are files but not in modules.dep, or the reverse: depmod did not run after a change."""
-    indexed = {paths[0] for paths in provided("", dep).index.values()}
+    """Modules of a name that are files but not in modules.dep, or the reverse: depmod did not run after a change.
+
+    depmod lists one file per module: of two copies the one in ``updates/`` (depmod.d(5)), and the other never.
+    """
+    indexed = {name: paths[0] for name, paths in provided("", dep).index.items() if name.startswith(prefix)}
     there = {_TREE.sub("", path) for path in files}
-    ours = {path for path in indexed | there if module_name(path).startswith(prefix)}
-    return tuple(
-        f"{path} is not in modules.dep" if path in there else f"modules.dep names {path}, which does not exist"
-        for path in sorted(ours)
-        if (path in there) != (path in indexed)
-    )
+    problems = {
+        path: f"modules.dep names {path}, which does not exist" for path in indexed.values() if path not in there
+    }
+    for path in there:
+        name = module_name(path)
+        listed = indexed.get(name)
+        if name.startswith(prefix) and (listed is None or (_in_updates(path) and not _in_updates(listed))):
+            problems[path] = f"{path} is not in modules.dep"
+    return tuple(problems[path] for path in sorted(problems))
+
+
+def _in_updates(path: str) -> bool:
+    return path.startswith("updates/")
 
 
 def extra_package(running: str, target: str, installed: Collection[str]) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from . import boot, cmdline, deadman, fallbacks, units
+from . import cmdline, deadman, fallbacks, units
 from .boot import BootEntry, Loader
 from .boot_config import wanted_arguments
 from .documents import utc_now
@@ -196,7 +196,7 @@ def like_before(host: Host, loader: Loader, roll: Roll) -> list[str]:
         loader.remove_fallback()  # what a way back that was cut off has left of it
     if own is None or copy is None or own.id == copy.id:
         return lines
-    if own.options.split() != copy.options.split() or boot.stale_copies(host, own, roll.running_before):
+    if own.options.split() != copy.options.split() or not _same_files(host, own, copy):
         return [*lines, f"default stays {copy.id}: {own.id} boots other arguments or files than before the roll"]
     loader.set_default(loader.explicit(own))
     booted = loader.read().next_boot()
@@ -227,3 +227,10 @@ def restore_files(host: Host, loader: Loader, roll: Roll) -> list[str]:
     if refresh:
         loader.arguments_like_before()
     return lines
+
+
+def _same_files(host: Host, own: BootEntry, copy: BootEntry) -> bool:
+    """Whether two entries boot the same bytes: an initrd that was made again during the roll has never been booted."""
+    pairs = list(zip((own.linux, *own.initrd), (copy.linux, *copy.initrd), strict=False))
+    digests = [(host.sha256(one), host.sha256(other)) for one, other in pairs]
+    return len(own.initrd) == len(copy.initrd) and all(one == other is not None for one, other in digests)

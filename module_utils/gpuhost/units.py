@@ -67,9 +67,9 @@ def failed_units(text: str) -> tuple[str, ...]:
     return tuple(found[0] for found in words if found)
 
 
-def blocking(units: tuple[str, ...], more: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Those that must not have failed; ``more`` are further names or patterns."""
-    return tuple(unit for unit in units if any(fnmatch.fnmatchcase(unit, pattern) for pattern in (*BLOCKING, *more)))
+def blocking(units: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that must not have failed."""
+    return tuple(unit for unit in units if any(fnmatch.fnmatchcase(unit, pattern) for pattern in BLOCKING))
 
 
 def jobs(text: str) -> tuple[Job, ...]:
@@ -99,11 +99,12 @@ def wait_until_started(host: Host, limit_s: float = STARTED_LIMIT_S) -> str:
     return _wait(host, lambda: system_state(host), lambda state: state not in _BEGINNING, limit_s)
 
 
-def prove_units(host: Host, limit_s: float = STARTED_LIMIT_S, more: tuple[str, ...] = ()) -> list[Proof]:
+def prove_units(host: Host, limit_s: float = STARTED_LIMIT_S) -> list[Proof]:
     """Proofs about the units, after they have started. One that is not ok has cause, observation and way out.
 
     A boot that is not over at the limit is no failure by itself (some unit may start for ever that nobody asks
-    about): it fails where a unit that blocks is among those that have not started.
+    about): it fails where a unit that blocks is among those that have not started. With a limit of 0 nothing is
+    waited for, and only what has failed already counts.
     """
     state = wait_until_started(host, limit_s)
     result = host.run(LIST_FAILED)
@@ -113,13 +114,13 @@ def prove_units(host: Host, limit_s: float = STARTED_LIMIT_S, more: tuple[str, .
     failed = failed_units(result.stdout)
     proofs = [
         _proof(unit, "failed", "active", f"Look at: systemctl status {unit}; journalctl -b -u {unit}")
-        for unit in blocking(failed, more)
+        for unit in blocking(failed)
     ]
-    if state in _BEGINNING:
+    if state in _BEGINNING and limit_s > 0:
         late = tuple(job.unit for job in jobs(host.run(LIST_JOBS).stdout) if job.type in ("start", "restart"))
         proofs += [
             _proof(unit, f"has not started within {limit_s:.0f} s", "active", f"Look at: systemctl status {unit}")
-            for unit in blocking(late, more)
+            for unit in blocking(late)
         ]
     if proofs:
         return proofs

@@ -19,6 +19,7 @@ from .rollfile import Roll, Workload
 LXC_FOLDER = "/var/lib/lxc"
 STOP_FOR_REBOOT_S = 60
 HOLD_FILE = "/var/lib/gpuhost/hold"
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 HELD_UNITS = ("lxc.service", "lxc@.service", "apt-daily.service", "apt-daily-upgrade.service")
 """Containers, and apt's daily runs: they start at boot and hold dpkg's lock, or change packages under a trial."""
 HOLD_DROP_INS = tuple(f"/etc/systemd/system/{unit}.d/50-gpuhost-hold.conf" for unit in HELD_UNITS)
@@ -142,11 +143,25 @@ def _state(running: bool) -> str:
 
 
 def hold(host: Host) -> None:
-    """Keep the container services from starting anything at boot, until ``release``."""
+    """Keep the container services from starting anything at boot, until ``release``.
+
+    The file says in which boot this was: after the next one nobody may be there any more who would release it.
+    """
     for path in HOLD_DROP_INS:
         host.write_atomic(path, HOLD_DROP_IN)
-    host.write_atomic(HOLD_FILE, b"A gpuhost roll is open: see /var/lib/gpuhost/roll.json\n")
+    text = f"A gpuhost roll is open: see /var/lib/gpuhost/roll.json\nboot {host.read_line(BOOT_ID)}\n"
+    host.write_atomic(HOLD_FILE, text.encode())
     _reload(host)
+
+
+def is_held(host: Host) -> bool:
+    """Whether there is anything of a hold."""
+    return any(map(host.exists, (HOLD_FILE, *HOLD_DROP_INS)))
+
+
+def held_in_this_boot(host: Host) -> bool:
+    """Whether the hold was written since the host has booted: whoever did that still has the roll in hand."""
+    return f"boot {host.read_line(BOOT_ID)}" in (host.read(HOLD_FILE) or "").splitlines()
 
 
 def release(host: Host) -> bool:

@@ -132,7 +132,7 @@ def assert_nothing_left(name: str, *settings: str) -> None:
     )
     assert set(left) <= {GRUB_DEFAULT_BY_NAME, *settings}
     assert "LoaderEntryOneShot" not in guest(name, "ls", "/sys/firmware/efi/efivars")
-    if "grubenv" in guest(name, "find", "/boot/grub", "-name", "grubenv"):
+    if "grubenv" in guest(name, "find", "/boot", "-name", "grubenv"):
         assert not re.search(r"^next_entry=.", guest(name, "cat", "/boot/grub/grubenv"), re.MULTILINE)
 
 

@@ -159,6 +159,27 @@ def somebody_elses_one_shot(root: Root) -> str:
     return "boot.foreign_one_shot"
 
 
+# --- units
+
+
+@defect()
+def gpu_unit_that_had_failed_before(root: Root) -> str:
+    """nvidia-fabricmanager on a machine without NVSwitch: the trial would be taken back for it."""
+    unit_failed(root, "nvidia-fabricmanager.service")
+    return "host.unit_failed"
+
+
+@defect()
+def systemd_that_does_not_answer(root: Root) -> str:
+    root.host.programs["systemctl", "list-units"] = (1, "", "Failed to connect to bus: Connection refused\n")
+    return "host.unit_failed"
+
+
+def unit_failed(root: Root, name: str) -> None:
+    root.host.programs["systemctl", "is-system-running"] = (1, "degraded\n", "")
+    root.host.programs["systemctl", "list-units"] = (0, f"{name} loaded failed failed x\n", "")
+
+
 # --- packages
 
 

@@ -74,6 +74,8 @@ def no_extra_drivers_for_the_target(root: Root) -> str:
 @defect()
 def card_named_by_its_slot(root: Root) -> str:
     link_to(root.host, "/sys/bus/pci/drivers/e1000e/module", "/sys/module/e1000e")
+    root.host.put("/sys/module/e1000e/initstate", "live\n")
+    root.add_module("kernel/drivers/net/ethernet/intel/e1000e/e1000e.ko")
     card = "/sys/devices/pci0000:00/0000:00:05.0"
     link_to(root.host, f"{card}/driver", "/sys/bus/pci/drivers/e1000e")
     link_to(root.host, f"{card}/net/enp0s5/device", card)
@@ -82,6 +84,19 @@ def card_named_by_its_slot(root: Root) -> str:
     route = (root.host.read("/proc/net/route") or "").replace("enp0s3", "enp0s5")
     root.host.put("/proc/net/route", route)
     return "net.name_unpinned"
+
+
+@defect()
+def default_route_in_another_table(root: Root) -> str:
+    """Policy routing: /proc/net/route has the main table only."""
+    root.host.put("/proc/net/route", "Iface\tDestination\tGateway\tFlags\n")
+    return "net.no_default_route"
+
+
+@defect()
+def default_route_over_nothing_known(root: Root) -> str:
+    root.host.put("/proc/net/route", (root.host.read("/proc/net/route") or "").replace("enp0s3", "gone0"))
+    return "net.no_default_route"
 
 
 # --- the initramfs
@@ -157,6 +172,21 @@ def option_not_in_the_initramfs(root: Root) -> str:
 @defect()
 def option_taken_back_by_a_later_file(root: Root) -> str:
     root.host.put("/etc/modprobe.d/zz-site.conf", "options nvidia_uvm uvm_disable_hmm=0\n")
+    return "boot.modprobe_options"
+
+
+@defect()
+def option_of_a_module_that_does_not_exist(root: Root) -> str:
+    root.plan(modprobe_options={"nvdia": {"NVreg_EnableGpuFirmware": "0"}})
+    return "boot.modprobe_options"
+
+
+@defect()
+def option_of_a_module_that_is_built_in(root: Root) -> str:
+    """Nothing reads modprobe.d for it."""
+    path = f"/lib/modules/{root.new}/modules.builtin"
+    root.host.put(path, f"{root.host.read(path)}kernel/drivers/block/loop.ko\n")
+    root.plan(modprobe_options={"loop": {"max_loop": "8"}})
     return "boot.modprobe_options"
 
 

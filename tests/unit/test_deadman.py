@@ -305,7 +305,7 @@ def test_promote_takes_the_lock_and_leaves_nothing(host: FakeHost) -> None:
     act(host, "promote", verdict=PASSED)
     assert boots_by_itself(host) == NEW
     assert host.names("/etc/gpuhost") == []
-    assert [name for name in host.names("/etc/systemd/system") if "deadman" in name or "return" in name] == []
+    assert [name for name in host.names("/etc/systemd/system") if "deadman" in name] == []
     assert [name for name in host.names("/etc/systemd/system") if name.endswith(".target.wants")] == [
         "multi-user.target.wants",
         "timers.target.wants",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_host import FakeHost
 from fake_roll import (
+    PASSED,
     act,
     boots_by_itself,
     cause_of,
@@ -19,9 +21,9 @@ from fake_roll import (
     roll_of,
     step,
 )
-from fake_tree import CMDLINE, CONTAINER, MACHINE, NEW, OLD, PLAIN, set_variable
+from fake_tree import CMDLINE, CONTAINER, MACHINE, NEW, OLD, OLD_ENTRY, PLAIN, set_variable
 
-from gpuhost import deadman, homecoming, loaders, return_service, status
+from gpuhost import deadman, devices, homecoming, loaders, return_service, status, steps, trial, workloads
 from gpuhost.errors import Stop
 
 HMM = {"nvidia-uvm": {"uvm_disable_hmm": "1"}}
@@ -97,10 +99,13 @@ def test_a_setting_that_somebody_changed_since_is_left_alone(host: FakeHost) -> 
     assert host.read("/etc/kernel/cmdline") == f"{CMDLINE} mine\n"
 
 
-@pytest.mark.parametrize("where", ["no roll", "prepared", "on trial", "closed"])
+@pytest.mark.parametrize("where", ["no roll", "prepared", "drained", "on trial", "closed"])
 def test_it_does_nothing_anywhere_else(host: FakeHost, where: str) -> None:
     if where == "prepared":
         prepared(host)
+    elif where == "drained":  # in this boot: a controller has the host in hand
+        prepared(host)
+        step(host, "gpuhost_workload", state="drained")
     elif where == "on trial":
         on_trial(host)
     elif where == "closed":
@@ -200,6 +205,199 @@ def test_the_service_leaves_a_roll_alone_that_a_controller_has_ended(
     assert "a controller has ended" in homecoming.by_itself(host)
     assert not host.exists(homecoming.RECORD)
     assert roll_of(host).cause == "lxc.stale_major"
+
+
+# --- between drain and trial, and between promote and hand back
+
+
+def test_a_host_that_was_drained_again_since_the_boot_is_left_to_its_controller(host: FakeHost) -> None:
+    """The service is late, and waits for the lock: the controller's drain has it."""
+    prepared(host)
+    step(host, "gpuhost_workload", state="drained")
+    assert power_cycle(host) == OLD
+    step(host, "gpuhost_workload", state="drained")
+    assert "nothing to bring back" in homecoming.by_itself(host)
+    assert host.running == set()
+
+
+def test_a_drain_for_another_trial_is_left_alone_until_the_next_boot(host: FakeHost) -> None:
+    came_back(host)
+    host.broken = {CONTAINER}
+    with pytest.raises(Stop):
+        homecoming.by_itself(host)  # the roll stays open, with its trial used up
+    host.broken = set()
+    step(host, "gpuhost_workload", state="drained")
+    assert "nothing to bring back" in homecoming.by_itself(host)
+    assert host.running == set()
+    assert power_cycle(host) == OLD
+    homecoming.by_itself(host)
+    assert (roll_of(host).result, host.running) == ("good_on_old", {CONTAINER, PLAIN})
+
+
+def test_the_drain_that_the_service_had_to_wait_for_counts(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared(host)
+    step(host, "gpuhost_workload", state="drained")
+    assert power_cycle(host) == OLD
+    run_step = steps.run_step
+
+    def drained_meanwhile(*given: Any, **named: Any) -> dict[str, Any]:
+        monkeypatch.setattr(steps, "run_step", run_step)
+        step(host, "gpuhost_workload", state="drained")
+        return run_step(*given, **named)
+
+    monkeypatch.setattr(steps, "run_step", drained_meanwhile)
+    assert homecoming.by_itself(host) == "a controller has the roll in hand"
+    assert host.running == set()
+    assert workloads.is_held(host)
+
+
+def test_an_interrupted_drain_is_undone_and_can_be_given_up(host: FakeHost) -> None:
+    prepared(host)
+    step(host, "gpuhost_workload", state="drained")
+    assert power_cycle(host) == OLD
+    homecoming.by_itself(host)
+    assert host.running == {CONTAINER, PLAIN}
+    act(host, "boot_fallback")
+    act(host, "come_back")
+    assert (roll_of(host).result, host.held, host.running) == ("rolled_back", set(), {CONTAINER, PLAIN})
+
+
+def promoted(host: FakeHost) -> None:
+    """The gate has passed and the new kernel boots by itself; the power goes before the hand back."""
+    prepared(host)
+    step(host, "gpuhost_workload", state="drained")
+    act(host, "boot", allowed=True)
+    assert power_cycle(host) == NEW
+    step(host, "gpuhost_lxc_devices")
+    act(host, "promote", verdict=PASSED)
+    assert "only the hand back is left" in status.as_text(status.read(host))
+    assert power_cycle(host) == NEW
+    assert host.running == set()
+
+
+def test_a_promoted_host_hands_itself_back_with_the_majors_of_this_boot(host: FakeHost) -> None:
+    promoted(host)
+    moved = (host.read("/proc/devices") or "").replace("509 nvidia-uvm", "511 nvidia-uvm")
+    host.put("/proc/devices", moved)
+    homecoming.by_itself(host)
+    assert host.running == {CONTAINER, PLAIN}
+    assert "c 511:* rwm" in (host.read(f"/var/lib/lxc/{CONTAINER}/config") or "")
+    assert (roll_of(host).state, roll_of(host).result) == ("closed", "good")
+    assert not return_service.is_installed(host)
+
+
+def test_a_controller_that_comes_to_hand_back_reads_that_the_host_has(host: FakeHost) -> None:
+    promoted(host)
+    plan = roll_of(host).plan
+    homecoming.by_itself(host)
+    answer = step(host, "gpuhost_workload", state="handed_back", sentence="passed", plan=plan)
+    assert not answer["changed"]
+    assert "by itself" in answer["lines"][0]
+    kinds = [item["schema"] for item in answer["gpuhost_documents"]]
+    assert {"gpuhost.reconcile", "gpuhost.roll", "gpuhost.outcome"} <= set(kinds)
+    assert (answer["gpuhost_documents"][-1]["state"], answer["gpuhost_documents"][-1]["exit_status"]) == ("good", 0)
+    with pytest.raises(Stop) as caught:
+        step(host, "gpuhost_workload", state="handed_back", plan={**plan, "run_id": "another"})
+    assert caught.value.blocker.cause == "roll.not_open"
+
+
+def test_a_plan_to_finish_a_roll_opens_none_where_the_host_has_finished_it(host: FakeHost) -> None:
+    promoted(host)
+    plan = roll_of(host).plan
+    homecoming.by_itself(host)
+    before = host.snapshot()
+    assert cause_of(host, "hold", plan=plan) == "roll.not_open"
+    assert host.snapshot() == before
+
+
+def test_a_lock_that_somebody_took_by_hand_is_no_promotion(host: FakeHost) -> None:
+    """The runbook's way to look around on a trial kernel: the default is still the old one."""
+    on_trial(host)
+    host.rename(f"{deadman.FOLDER}/armed-{NEW}", f"{deadman.FOLDER}/taken-{NEW}")
+    assert "nothing to bring back" in homecoming.by_itself(host)
+    assert roll_of(host).promoted_at is None
+
+
+@pytest.mark.parametrize("what", ["container", "default", "rules"])
+def test_what_fails_behind_the_promotion_leaves_the_roll_open_and_containers_up(
+    host: FakeHost, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    promoted(host)
+    if what == "container":
+        host.broken = {CONTAINER}
+    elif what == "default":
+        set_variable(host, "LoaderEntryDefault", OLD_ENTRY)
+    else:
+        monkeypatch.setattr(devices, "reconcile_host", broken)
+    with pytest.raises(Stop) as caught:
+        homecoming.by_itself(host)
+    cause = {"container": "workload.not_back", "default": "boot.default_not_held", "rules": "host.module_failed"}
+    assert caught.value.blocker.cause == cause[what]
+    assert host.running == ({PLAIN} if what == "container" else {CONTAINER, PLAIN})
+    assert roll_of(host).is_open
+    assert roll_of(host).promoted_at is not None
+    assert return_service.is_installed(host)
+    monkeypatch.undo()
+    host.broken = set()
+    set_variable(host, "LoaderEntryDefault", None)
+    homecoming.by_itself(host)
+    assert (roll_of(host).result, host.running) == ("good", {CONTAINER, PLAIN})
+
+
+# --- what breaks on the way
+
+
+def broken(*_: object) -> None:
+    raise KeyError("a text that nobody has seen before")
+
+
+@pytest.mark.parametrize("where", ["undo", "loader", "reconcile"])
+def test_a_defect_on_the_way_keeps_no_container_down(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    came_back(host)
+    place, name = {  # every one of these was outside of any guard, or guarded against a Stop only
+        "undo": (trial, "undo"),
+        "loader": (loaders, "of"),
+        "reconcile": (devices, "reconcile_host"),
+    }[where]
+    monkeypatch.setattr(place, name, broken)
+    with pytest.raises(Stop) as caught:
+        homecoming.by_itself(host)
+    assert (caught.value.blocker.cause, caught.value.blocker.object) == ("host.module_failed", "KeyError")
+    assert host.running == {CONTAINER, PLAIN}
+    assert not workloads.is_held(host)
+    assert roll_of(host).is_open
+    monkeypatch.undo()
+    homecoming.by_itself(host)
+    assert roll_of(host).result == "good_on_old"
+
+
+def test_the_first_of_two_problems_is_the_one_that_is_named(host: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    came_back(host)
+    set_variable(host, "LoaderEntryDefault", f"{MACHINE}-{NEW}.conf")
+    monkeypatch.setattr(devices, "reconcile_host", broken)
+    with pytest.raises(Stop) as caught:
+        homecoming.by_itself(host)
+    assert caught.value.blocker.cause == "boot.default_not_held"
+    assert host.running == {CONTAINER, PLAIN}
+
+
+def test_a_hold_on_packages_that_stays_ends_the_roll_with_the_command(host: FakeHost) -> None:
+    came_back(host)
+    host.programs["apt-mark", "unhold"] = (1, "", "dpkg: error: dpkg frontend lock was locked by another process")
+    line = homecoming.by_itself(host)
+    assert f"apt-mark unhold linux-headers-{OLD} linux-image-{OLD}" in line
+    assert (roll_of(host).state, host.running) == ("closed", {CONTAINER, PLAIN})
+
+
+def test_packages_are_let_go_while_the_hold_keeps_apts_daily_runs_away(host: FakeHost) -> None:
+    came_back(host)
+    host.effects = []
+    homecoming.by_itself(host)
+    started, unheld = f"lxc-start -n {CONTAINER}", f"apt-mark unhold linux-headers-{OLD} linux-image-{OLD}"
+    lifted = f"remove {workloads.HOLD_FILE}"
+    assert host.effects.index(started) < host.effects.index(unheld) < host.effects.index(lifted)
 
 
 def test_status_says_what_is_armed(host: FakeHost) -> None:

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_host import Answer, FakeHost
+from fake_host import Answer, FakeHost, Killed
 
-from gpuhost import fallbacks, grub_defaults, grub_env, loader_grub, trial
+from gpuhost import fallbacks, grub_defaults, grub_env, grub_one_shot, loader_grub, trial
 from gpuhost.boot import FALLBACK_ID
 from gpuhost.documents import make_head
 from gpuhost.loader_grub import Grub
@@ -39,8 +39,8 @@ def update_grub(host: FakeHost, argv: list[str]) -> Answer:
 
 
 def grub_reboot(host: FakeHost, argv: list[str]) -> Answer:
-    env = grub_env.parse(host.read_bytes(loader_grub.ENV) or b"")
-    host.put(loader_grub.ENV, grub_env.render({**env, "next_entry": argv[1]}))
+    env = grub_env.parse(host.read_bytes(grub_one_shot.ENV) or b"")
+    host.put(grub_one_shot.ENV, grub_env.render({**env, "next_entry": argv[1]}))
     return 0, "", ""
 
 
@@ -59,7 +59,7 @@ def grub_host(folder: Path, *, lvm: bool = False, esp: bool = True) -> FakeHost:
         host.put(f"/boot/initrd.img-{release}", f"initrd {release}")
     host.put("/etc/default/grub", 'GRUB_DEFAULT=0\nGRUB_CMDLINE_LINUX_DEFAULT="quiet"\nGRUB_CMDLINE_LINUX=""\n')
     host.put(loader_grub.CFG, FIXTURE)
-    host.put(loader_grub.ENV, grub_env.render({}))
+    host.put(grub_one_shot.ENV, grub_env.render({}))
     host.put("/proc/cmdline", f"BOOT_IMAGE=/boot/vmlinuz-{OLD} root=UUID={ROOT_ID} ro quiet\n")
     if esp:
         host.put("/proc/mounts", "/dev/vda1 /boot/efi vfat rw,relatime 0 0\n")
@@ -200,9 +200,100 @@ def test_a_way_back_that_was_cut_off_after_the_copy_went_is_finished(tmp_path: P
     """The roll file still names the copy, and the old kernel's own entry boots the same: that one is held then."""
     host = grub_host(tmp_path)
     loader, fallback = held(host)
-    roll = Roll(make_head("roll", "web1", "run"), "open", None, None, "", NEW, OLD, "", None, {}, {}, fallback=fallback)
+    roll = open_roll(fallback)
     trial.like_before(host, loader, roll)
     assert loader.read().named(FALLBACK_ID) is None
     assert trial.undo(host, loader, roll) == []
     assert trial.like_before(host, loader, roll) == []
     assert booted(host) == OLD
+
+
+def open_roll(fallback: Fallback) -> Roll:
+    """A roll from OLD to NEW."""
+    return Roll(make_head("roll", "web1", "run"), "open", None, None, "", NEW, OLD, "", None, {}, {}, fallback=fallback)
+
+
+@pytest.mark.parametrize("lvm", [False, True])
+def test_a_way_back_is_finished_wherever_it_was_cut_off(tmp_path: Path, lvm: bool) -> None:
+    """After each single effect of like_before: the old kernel boots, and the same once more ends it."""
+    cut, effects = 0, 1
+    while cut < effects:
+        host = grub_host(tmp_path / str(cut), lvm=lvm)
+        loader, fallback = held(host)
+        roll = open_roll(fallback)
+        host.effects, host.die_after = [], cut + 1
+        try:
+            trial.undo(host, loader, roll)
+            trial.like_before(host, loader, roll)
+        except Killed:
+            effects = cut + 2
+        host.die_after = None
+        cut += 1
+        assert booted(host) == OLD
+        trial.undo(host, Grub(host), roll)
+        assert booted(host) == OLD
+        trial.like_before(host, Grub(host), roll)
+        assert booted(host) == OLD
+        assert FALLBACK_ID not in (host.read(loader_grub.CFG) or "")
+        assert not host.exists(loader_grub.COPIES)
+        assert not host.exists("/boot/efi/gpuhost")
+    assert cut > 5
+
+
+def test_an_initrd_that_nobody_has_booted_is_not_gone_back_to(tmp_path: Path) -> None:
+    host = grub_host(tmp_path)
+    loader, fallback = held(host)
+    host.put(f"/boot/initrd.img-{OLD}", "made again during the roll")
+    (line,) = trial.like_before(host, loader, open_roll(fallback))
+    assert line.startswith(f"default stays {FALLBACK_ID}")
+    assert Grub(host).read().default_entry == FALLBACK_ID
+
+
+def test_the_fallback_asks_for_no_password_where_the_original_does_not(tmp_path: Path) -> None:
+    host = grub_host(tmp_path)
+    text = (host.read(loader_grub.CFG) or "").replace("--class os $", "--class os --unrestricted $")
+    host.put(loader_grub.CFG, text)
+    entry = Grub(host).read().entry(OLD)
+    assert entry is not None
+    Grub(host).add_fallback(entry)
+    snippet = host.read(loader_grub.SNIPPET) or ""
+    assert f"--class os --unrestricted --id {FALLBACK_ID} {{" in snippet
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ('set superusers="root"\npassword_pbkdf2 root grub.pbkdf2.sha512\n', "grub.asks_for_password"),
+        ("  set timeout=-1\n", "loader.waits_for_a_key"),
+    ],
+)
+def test_a_menu_that_waits_for_somebody_is_a_problem(tmp_path: Path, text: str, code: str) -> None:
+    host = grub_host(tmp_path)
+    assert Grub(host).read().problems == ()
+    host.put(loader_grub.CFG, text + (host.read(loader_grub.CFG) or ""))
+    assert [item.cause for item in Grub(host).read().problems] == [code]
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "code"),
+    [
+        ("/boot/grub/custom.cfg", f'set default="{NEW_ID}"\n', "grub.default_undecided"),
+        ("/boot/grub/custom.cfg", "menuentry 'memtest' {\n}\n", None),
+        ("/etc/default/grub", 'GRUB_CMDLINE_LINUX="${OTHER:+$OTHER }x"\n', "grub.defaults_not_understood"),
+    ],
+)
+def test_settings_that_can_not_be_followed_are_known_before_the_roll(
+    tmp_path: Path, path: str, text: str, code: str | None
+) -> None:
+    host = grub_host(tmp_path)
+    host.put(path, text)
+    assert [item.cause for item in Grub(host).read().problems] == ([code] if code else [])
+
+
+def test_another_systems_entry_of_the_same_kernel_comes_last(tmp_path: Path) -> None:
+    host = grub_host(tmp_path)
+    other = f"menuentry 'Clone' --id 'osprober-gnulinux-{OLD}' {{\n  linux /boot/vmlinuz-{OLD} root=/dev/sdb1\n}}\n"
+    host.put(loader_grub.CFG, other + (host.read(loader_grub.CFG) or ""))
+    entry = Grub(host).read().entry(OLD)
+    assert entry is not None
+    assert entry.id == OLD_ID

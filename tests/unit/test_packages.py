@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fake_host import FakeHost
 from fake_roll import debian_host, plan_of, step
-from fake_tree import NEW
+from fake_tree import NEW, OLD
 
 from gpuhost import packages
 from gpuhost.documents import Target
@@ -183,6 +183,81 @@ def test_packages_that_can_not_be_configured_are_a_stop(host: FakeHost) -> None:
         step(host, "gpuhost_kernel_upgrade")
     assert caught.value.blocker.cause == "apt.half_configured"
     assert host.ran("apt-get", *packages.APT[1:], "install") == []
+
+
+# --- holds
+
+
+def apt_works(host: FakeHost, seconds: float) -> None:
+    """dpkg's lock is held for so long from now on."""
+    path = "/var/lib/dpkg/lock-frontend"
+    host.put(path)
+    host.put("/proc/1234/comm", "unattended-upgr\n")
+    end = host.seconds + seconds
+    lines = f"1: POSIX  ADVISORY  WRITE 1234 08:01:{host.inode(path)} 0 EOF\n"
+    host.put("/proc/locks", lines)
+    sleep = host.sleep
+
+    def asleep(given: float) -> None:
+        sleep(given)
+        host.put("/proc/locks", lines if host.seconds < end else "")
+
+    host.sleep = asleep  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("how", ["hold", "unhold"])
+def test_apt_mark_waits_for_a_busy_dpkg(tmp_path: Path, how: str) -> None:
+    host = debian_host(tmp_path)
+    names = tuple(sorted(f"linux-{kind}-{OLD}" for kind in ("image", "headers")))
+    host.held = set(names) if how == "unhold" else set()
+    apt_works(host, 60)
+    if how == "hold":
+        assert packages.keep(host, OLD) == names
+    else:
+        assert packages.unkeep(host, names) == [f"no longer held: {', '.join(names)}"]
+    assert host.seconds >= 60
+    assert host.held == (set(names) if how == "hold" else set())
+
+
+@pytest.mark.parametrize("how", ["hold", "unhold"])
+@pytest.mark.parametrize(
+    ("seconds", "stderr", "cause"),
+    [
+        (900, "", "apt.locked"),
+        (0, "dpkg: error: dpkg database lock was locked by another process with pid 1234", "apt.locked"),
+        (0, "dpkg: error: dpkg frontend lock was locked by another process with pid 1234", "apt.locked"),
+        (0, "dpkg: error: unable to write", "apt.failed"),
+    ],
+)
+def test_apt_mark_that_does_not_get_through_says_why(
+    tmp_path: Path, how: str, seconds: int, stderr: str, cause: str
+) -> None:
+    host = debian_host(tmp_path)
+    host.held = {f"linux-image-{OLD}"} if how == "unhold" else set()
+    if seconds:
+        apt_works(host, seconds)
+    else:
+        host.programs["apt-mark", how] = (1, "", stderr)
+    with pytest.raises(Stop) as caught:
+        packages.keep(host, OLD) if how == "hold" else packages.unkeep(host, (f"linux-image-{OLD}",))
+    assert caught.value.blocker.cause == cause
+    assert (stderr or "unattended-upgr (pid 1234)") in caught.value.blocker.observed
+
+
+def test_nothing_to_hold_waits_for_nobody(tmp_path: Path) -> None:
+    host = debian_host(tmp_path)
+    apt_works(host, 900)
+    assert packages.unkeep(host, ("linux-image-a",)) == []
+    assert host.seconds < 10
+
+
+def test_a_hold_that_stays_is_no_stop_but_a_command(tmp_path: Path) -> None:
+    host = debian_host(tmp_path)
+    host.held = {"linux-image-a"}
+    host.programs["apt-mark", "unhold"] = (1, "", "dpkg: error: unable to write")
+    (line,) = packages.unkeep_later(host, ("linux-image-a",), 0)
+    assert "unable to write" in line
+    assert line.endswith("apt-mark unhold linux-image-a")
 
 
 def test_the_hold_of_an_earlier_promotion_ends_with_the_next_one(tmp_path: Path) -> None:

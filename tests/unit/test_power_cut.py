@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,9 +20,9 @@ from fake_roll import (
     roll_of,
     step,
 )
-from fake_tree import CONTAINER, NEW, NEW_ENTRY, OLD, PLAIN
+from fake_tree import CONTAINER, MAJORS, NEW, NEW_ENTRY, OLD, PLAIN
 
-from gpuhost import homecoming
+from gpuhost import homecoming, return_service, workloads
 from gpuhost.rollfile import ROLL_FILE, load
 
 BOTH = {CONTAINER, PLAIN}
@@ -82,12 +84,12 @@ def effects_of(folder: Path, name: str) -> int:
     return len(host.effects)
 
 
-CUTS = [(name, effect) for name, most in (("hold", 7), ("drain", 10), ("boot", 17)) for effect in range(1, most + 1)]
+CUTS = [(name, effect) for name, most in (("hold", 6), ("drain", 12), ("boot", 15)) for effect in range(1, most + 1)]
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_every_effect_is_cut(tmp_path: Path, name: str) -> None:
-    assert effects_of(tmp_path, name) <= max(effect for known, effect in CUTS if known == name)
+    assert effects_of(tmp_path, name) == max(effect for known, effect in CUTS if known == name)
 
 
 @pytest.mark.parametrize(("name", "effect"), CUTS)
@@ -130,28 +132,109 @@ def test_the_same_command_again_finishes_after_a_killed_controller(tmp_path: Pat
     assert not host.exists("/var/lib/gpuhost/hold")
 
 
-LATE = {"lxc_devices": 3, "promote": 24, "handed_back": 9}  # and how many effects each has at most
+def boots_alone(host: FakeHost) -> str:
+    """The power comes back, and nobody is there: what boots, and what its return service does, where it has one."""
+    release = power_cycle(host)
+    if host.path(return_service.LINK).is_symlink():
+        homecoming.by_itself(host)
+    return release
 
 
-@pytest.mark.parametrize(
-    ("late", "effect"), [(name, effect) for name, most in LATE.items() for effect in range(1, most + 1)]
-)
-def test_a_kill_after_the_trial_is_finished_too(tmp_path: Path, late: str, effect: int) -> None:
-    host = debian_host(tmp_path)
+@pytest.mark.parametrize("effect", [effect for name, effect in CUTS if name == "drain"])
+def test_after_a_power_cut_in_the_drain_the_host_alone_starts_what_ran(tmp_path: Path, effect: int) -> None:
+    host, _ = killed_after(tmp_path, "drain", effect)
+    held = workloads.is_held(host)
+    assert boots_alone(host) == OLD
+    # Before the hold nothing was stopped or kept from starting: as after any power cut.
+    assert host.running == (BOTH if held else {CONTAINER})
+    assert not workloads.is_held(host)
+    roll = roll_of(host)
+    assert (roll.is_open, roll.trial.boots, boots_by_itself(host)) == (True, 0, OLD)
+    if held:
+        assert not return_service.is_installed(host)
+        assert json.loads(host.read(homecoming.RECORD) or "")[-2]["state"] == "stopped"
+    # The controller comes later: the drain stops them again.
+    host.running = set(BOTH)
+    finish(host)
+    assert (roll_of(host).result, host.running, host.boots.count(NEW)) == ("good", BOTH, 1)
+
+
+@pytest.mark.parametrize("effect", [effect for name, effect in CUTS if name == "boot"])
+def test_after_a_power_cut_in_the_reboots_call_the_host_alone_starts_what_ran(tmp_path: Path, effect: int) -> None:
+    host, _ = killed_after(tmp_path, "boot", effect)
+    if boots_alone(host) == NEW:
+        assert host.running == set()  # on trial: no service before the gate
+        assert boots_alone(host) == OLD  # the dead-man
+    assert host.running == BOTH
+    assert not workloads.is_held(host)
+    assert roll_of(host).is_open == (roll_of(host).trial.boots == 0)
+
+
+LATE = {"lxc_devices": 4, "promote": 22, "handed_back": 14}  # and how many effects each has at most
+
+
+def on_trial_until(folder: Path, late: str) -> tuple[FakeHost, Callable[[], object]]:
+    """The trial runs, and every step before ``late`` is done; and that step."""
+    host = debian_host(folder)
     prepared(host)
     drain(host)
     boot(host)
     power_cycle(host)
-    after = {
+    after: dict[str, Callable[[], object]] = {
         "lxc_devices": lambda: step(host, "gpuhost_lxc_devices"),
         "promote": lambda: step(host, "gpuhost_boot_trial", action="promote", verdict=PASSED),
         "handed_back": lambda: step(host, "gpuhost_workload", state="handed_back", sentence="passed"),
     }
     for name in list(LATE)[: list(LATE).index(late)]:
         after[name]()
+    return host, after[late]
+
+
+@pytest.mark.parametrize("late", LATE)
+def test_every_late_effect_is_cut(tmp_path: Path, late: str) -> None:
+    host, action = on_trial_until(tmp_path, late)
+    host.effects = []
+    action()
+    assert len(host.effects) == LATE[late]
+
+
+@pytest.mark.parametrize(
+    ("late", "effect"), [(name, effect) for name, most in LATE.items() for effect in range(1, most + 1)]
+)
+def test_after_a_power_cut_behind_the_trial_the_host_alone_goes_into_service(
+    tmp_path: Path, late: str, effect: int
+) -> None:
+    host, action = on_trial_until(tmp_path, late)
+    host.effects, host.die_after = [], effect
+    with contextlib.suppress(Killed):
+        action()
+    host.die_after = None
+    handed_back = not roll_of(host).is_open
+    release = boots_alone(host)
+    assert host.running == ({CONTAINER} if handed_back else BOTH)  # in service already: as after any power cut
+    assert not workloads.is_held(host)
+    assert not host.path(return_service.LINK).is_symlink()  # it never starts again; its file may be cut off
+    roll = roll_of(host)
+    assert (roll.state, release, boots_by_itself(host)) == ("closed", release, release)
+    assert roll.result == {NEW: "good", OLD: "good_on_old"}[release]
+    config = host.read(f"/var/lib/lxc/{CONTAINER}/config") or ""
+    assert f"c {MAJORS[release]['nvidia-uvm']}:* rwm" in config
+    if late == "handed_back":
+        assert release == NEW
+    if release == NEW:
+        assert roll.promoted_at is not None
+        assert plan_of(host)["nothing_to_do"]
+        assert host.names("/etc/gpuhost") == []
+
+
+@pytest.mark.parametrize(
+    ("late", "effect"), [(name, effect) for name, most in LATE.items() for effect in range(1, most + 1)]
+)
+def test_a_kill_after_the_trial_is_finished_too(tmp_path: Path, late: str, effect: int) -> None:
+    host, action = on_trial_until(tmp_path, late)
     host.effects, host.die_after = [], effect
     try:
-        after[late]()
+        action()
     except Killed:
         assert load(host) is not None
     host.die_after = None

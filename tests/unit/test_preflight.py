@@ -59,10 +59,10 @@ def test_the_first_failure_is_the_first_that_blocks(host: FakeHost) -> None:
     assert failed.next_step == cause("dkms.module_missing").next_step
 
 
-def test_the_driver_comes_first_and_dpkg_last(host: FakeHost) -> None:
+def test_the_driver_comes_first_and_the_services_last(host: FakeHost) -> None:
     names = [item.name for item in prove(host).proofs]
     assert names[:3] == ["driver source", "headers", "dkms"]
-    assert names[-3:] == ["packages", "holds", "apt"]
+    assert names[-4:] == ["packages", "holds", "apt", "units"]
 
 
 def test_a_missing_initramfs_fails_its_own_proof_first(host: FakeHost) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from defects import DEFECTS, WARNINGS, Defect
-from defects_boot import apt_at_work
+from defects_boot import apt_at_work, gpu_unit_that_had_failed_before, unit_failed
 from defects_driver import (
     KEYS,
     another_dkms_module_not_built,
@@ -29,15 +29,18 @@ from defects_driver import (
 )
 from defects_ground import (
     card_named_by_its_slot,
+    default_route_in_another_table,
     initramfs_cut_off,
     no_network_driver,
     no_program_to_unpack_the_initramfs,
+    option_of_a_module_that_does_not_exist,
+    option_of_a_module_that_is_built_in,
     option_taken_back_by_a_later_file,
     root_on_a_dkms_module_that_is_not_built,
 )
 from fake_initramfs import EARLY, FILE, archive, members_of
-from fake_ready import DEBIAN, INSIDE_WITH_DRIVER, PROXMOX, UBUNTU, Distribution, Root, ready
-from fake_tree import add_headers, add_kernel, depmod, dkms_build, link_to, module_text
+from fake_ready import ARGUMENTS, DEBIAN, INSIDE_WITH_DRIVER, LINE, PROXMOX, UBUNTU, Distribution, Root, ready
+from fake_tree import add_headers, add_kernel, depmod, dkms_build, entry_text, link_to, module_text
 
 from gpuhost.dkms import NVIDIA_MODULES
 from gpuhost.preflight import first_failure, warnings
@@ -110,6 +113,10 @@ def test_missing_headers_are_named_as_the_distribution_has_them(
         (initramfs_cut_off, ["zstd archive at byte", "cut off"]),
         (no_network_driver, ["no module virtio_net for enp0s3"]),
         (root_on_a_dkms_module_that_is_not_built, ["zfs", "(DKMS)"]),
+        (default_route_in_another_table, ["no default route in the main table", "ip route show table all"]),
+        (option_of_a_module_that_does_not_exist, ["no such module on the host: nvdia"]),
+        (option_of_a_module_that_is_built_in, ["loop is built in: use loop.max_loop=8 on the command line"]),
+        (gpu_unit_that_had_failed_before, ["failed", "systemctl disable nvidia-fabricmanager.service"]),
         (option_taken_back_by_a_later_file, ["/etc/modprobe.d/zz-site.conf", "uvm_disable_hmm=0"]),
     ],
     ids=lambda item: item.__name__ if callable(item) else "",
@@ -203,11 +210,60 @@ def an_upgrade_that_ends(root: Root) -> None:
     root.host.sleep = finish  # type: ignore[method-assign]
 
 
+def lvm_root(root: Root) -> None:
+    """Ubuntu Server's default: dm_multipath is always loaded, and a data disk has LUKS; neither is in the image."""
+    host = root.host
+    volume = "/sys/devices/virtual/block/dm-0"
+    disk = "/sys/devices/pci0000:00/0000:00:02.0/virtio2/block/vda/vda1"
+    host.put(f"{volume}/dm/uuid", "LVM-abcdefghijklmnopqrstuvwxyz012345ABCDEFGHIJKLMNOPQRSTUVWXYZ678901\n")
+    link_to(host, "/sys/dev/block/253:0", volume)
+    link_to(host, "/sys/class/block/dm-0", volume)
+    link_to(host, f"{volume}/slaves/vda1", disk)
+    for name in ("dm_mod", "dm_multipath", "dm_crypt"):
+        host.put(f"/sys/module/{name}/initstate", "live\n")
+        root.add_module(f"kernel/drivers/md/{name.replace('_', '-')}.ko")
+    root.write_image(modules=(*INSIDE_WITH_DRIVER, "dm-mod"))
+    mounts = (host.read("/proc/self/mountinfo") or "").replace("254:1 ", "253:0 ")
+    host.put("/proc/self/mountinfo", mounts.replace("/dev/vda1 ", "/dev/mapper/vg-root "))
+
+
+def a_second_copy_of_the_driver(root: Root) -> None:
+    """nvidia-dkms beside linux-modules-nvidia: depmod lists the copy in updates/ only."""
+    copy = f"/lib/modules/{root.new}/kernel/nvidia-535/nvidia.ko"
+    root.host.put(copy, module_text(root.new, version="535.247.01"))
+
+
+def a_built_in_module_with_its_option_on_the_command_line(root: Root) -> None:
+    option_of_a_module_that_is_built_in(root)
+    root.plan(cmdline={**ARGUMENTS, "loop.max_loop": "8"})
+    root.host.put(root.entry(root.new), entry_text(root.new, f"{LINE} loop.max_loop=8"))
+    root.host.put("/etc/kernel/cmdline", f"{LINE} loop.max_loop=8\n")
+
+
+def an_option_of_a_debian_name(root: Root) -> None:
+    """A module is found by its file's own name too."""
+    root.add_module("kernel/x/nvidia-current.ko")
+    root.plan(modprobe_options={"nvidia_current": {"NVreg_A": "1"}})
+    root.host.put("/etc/modprobe.d/a.conf", "options nvidia-current NVreg_A=1\n")
+
+
+def a_failed_unit_that_nobody_rests_on(root: Root) -> None:
+    unit_failed(root, "certbot.service")
+
+
+def a_failed_unit_on_the_trial_kernel(root: Root) -> None:
+    """There the trial asks, and its answer is to go back."""
+    gpu_unit_that_had_failed_before(root)
+    root.host.put("/proc/sys/kernel/osrelease", root.new + "\n")
+
+
 @pytest.mark.parametrize(
     "change",
     [
         signed, signed_by_a_key_of_the_kernel, blacklisted_nouveau, pinned_card, held_at_the_right_version,
         driver_that_builds_in_spite_of_the_table, container_behind_a_bridge, an_upgrade_that_ends,
+        lvm_root, a_second_copy_of_the_driver, a_built_in_module_with_its_option_on_the_command_line,
+        an_option_of_a_debian_name, a_failed_unit_that_nobody_rests_on, a_failed_unit_on_the_trial_kernel,
     ],
 )  # fmt: skip
 def test_no_defect(tmp_path: Path, change: Callable[[Root], None]) -> None:
@@ -265,7 +321,8 @@ def test_four_kernels_with_images_of_real_size(tmp_path: Path, name: str) -> Non
     after = os.times()
     used = sum(after[:4]) - sum(before[:4])
     assert used < 5, f"{used:.1f} s"
-    assert [call[0] for call in host.calls if call[0] != "zstd"] == ["dpkg-query", "modinfo", "systemctl"]
+    programs = [call[0] for call in host.calls if call[0] != "zstd"]
+    assert programs == ["dpkg-query", "modinfo", *["systemctl"] * 3]
 
 
 def test_each_file_of_a_kernel_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,10 @@ from gpuhost.systemd_boot import (
     Entry,
     compare_versions,
     default_of,
-    entry_for,
     find,
     order,
     parse_entry,
-    parse_loader_conf,
+    release_of,
     selected,
     with_default,
 )
@@ -68,11 +67,6 @@ PAIR = [debian(OLD), debian(NEW)]
 
 
 def test_loader_conf() -> None:
-    assert parse_loader_conf(LOADER_CONF) == {
-        "timeout": "3",
-        "default": "proxmox-6.8.12-9-pve.conf",
-        "console-mode": "keep",
-    }
     assert default_of(LOADER_CONF) == "proxmox-6.8.12-9-pve.conf"
     assert default_of('default "a.conf"\n\tdefault\tb.conf\r\n') == "b.conf"
     assert default_of("default\n#default x\ndefaults y\n") is None
@@ -246,16 +240,13 @@ def test_files_that_systemd_boot_does_not_list() -> None:
     assert selected([*entries, nothing_to_boot], "*", None, None) == PAIR[0]
 
 
-def test_entry_for_a_release() -> None:
-    assert entry_for(PAIR, NEW) == PAIR[1]
-    assert entry_for(PAIR, "6.1.0-5-cloud-amd64") is None
-    assert entry_for(PAIR, "6.1") is None
+def test_the_release_of_an_entry() -> None:
+    """By its version, else by its kernel's path; never by part of a name."""
     pve = [proxmox("6.8.12-9-pve"), proxmox("6.8.12-90-pve")]
-    assert entry_for(pve, "6.8.12-9-pve") == pve[0]
+    assert [release_of(entry) for entry in [*PAIR, *pve]] == [OLD, NEW, "6.8.12-9-pve", "6.8.12-90-pve"]
     silent = [dataclasses.replace(entry, version=None) for entry in [*PAIR, *pve]]
-    assert entry_for(silent, OLD) == silent[0]
-    assert entry_for(silent, "6.8.12-9-pve") == silent[2]
-    assert entry_for(silent, "6.8.12-9") is None
+    assert [release_of(entry) for entry in silent] == [OLD, NEW, "6.8.12-9-pve", "6.8.12-90-pve"]
+    assert release_of(dataclasses.replace(PAIR[0], version=None, linux="/EFI/memtest86+x64.efi")) is None
 
 
 # --- EFI variables

@@ -150,6 +150,14 @@ def test_lvm_on_crypt_on_md_on_two_nvme(machine: Machine) -> None:
         ("root", name) for name in ("xfs", "dm_mod", "dm_crypt", "dm_thin_pool", "md_mod", "raid1", "nvme")
     }
     assert {item.device for item in needed(machine) if item.module == "nvme"} == {"nvme0n1", "nvme1n1"}
+    # crypt is a layer of its own here; of LVM itself the thin pool is only loaded, and so is crypt.
+    assert {(item.device, item.module) for item in needed(machine) if item.guess} == {
+        ("dm-1", "dm_crypt"),
+        ("dm-1", "dm_thin_pool"),
+    }
+    assert {(item.device, item.module) for item in needed(machine) if item.module == "dm_crypt" and not item.guess} == {
+        ("dm-0", "dm_crypt")
+    }
 
 
 def test_multipath_and_its_partition(machine: Machine) -> None:
@@ -390,6 +398,18 @@ def test_depmod() -> None:
     assert depmod_problems(DEP, FILES - {"updates/dkms/nvidia.ko.xz"}) == (
         "modules.dep names updates/dkms/nvidia.ko.xz, which does not exist",
     )
+
+
+def test_depmod_lists_one_of_two_copies() -> None:
+    """nvidia-dkms beside linux-modules-nvidia."""
+    copy = "kernel/nvidia-535/nvidia.ko"
+    assert depmod_problems(DEP, FILES | {copy}) == ()
+    assert depmod_problems(DEP, {*FILES, copy} - {"updates/dkms/nvidia.ko.xz"}) == (
+        "modules.dep names updates/dkms/nvidia.ko.xz, which does not exist",
+    )
+    # The other way round DKMS's copy is the newer one: depmod would list it.
+    before = DEP.replace("updates/dkms/nvidia.ko.xz", copy)
+    assert depmod_problems(before, FILES | {copy}) == ("updates/dkms/nvidia.ko.xz is not in modules.dep",)
 
 
 def test_extra_package() -> None:

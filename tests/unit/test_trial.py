@@ -174,6 +174,36 @@ def test_a_second_trial_does_not_inherit_the_cause_of_the_first(host: FakeHost) 
     assert (roll_of(host).trial.cause, roll_of(host).trial.sentence) == (None, "")
 
 
+def test_no_reboot_under_somebodys_apt(host: FakeHost) -> None:
+    prepared(host)
+    path = "/var/lib/dpkg/lock-frontend"
+    host.put(path)
+    host.put("/proc/1234/comm", "apt-get\n")
+    host.put("/proc/locks", f"1: POSIX  ADVISORY  WRITE 1234 08:01:{host.inode(path)} 0 EOF\n")
+    before = host.seconds
+    assert cause_of(host, "boot", allowed=True) == "apt.locked"
+    assert host.seconds - before >= 120
+    assert (one_shot(host), host.rebooting, roll_of(host).trial.boots) == (None, False, 0)
+    host.put("/proc/locks", "")
+    assert act(host, "boot", allowed=True)["rebooting"]
+
+
+@pytest.mark.parametrize(
+    ("path", "cause"),
+    [
+        (f"{ESP}/{MACHINE}/{OLD}/linux", "boot.fallback_changed"),
+        (f"{ESP}/{MACHINE}/{OLD}/initrd.img-{OLD}", "boot.fallback_changed"),
+        (f"/lib/modules/{OLD}/updates/dkms/nvidia.ko.xz", "boot.fallback_changed"),
+        (CONF, "boot.default_not_held"),
+    ],
+)
+def test_no_reboot_where_the_way_back_is_not_what_it_was(host: FakeHost, path: str, cause: str) -> None:
+    prepared(host)
+    host.put(path, "another\n")
+    assert cause_of(host, "boot", allowed=True) == cause
+    assert (one_shot(host), host.rebooting, roll_of(host).trial.boots) == (None, False, 0)
+
+
 def test_no_entry_no_one_shot(host: FakeHost) -> None:
     prepared(host)
     host.path(f"{ESP}/loader/entries/{NEW_ENTRY}").unlink()

@@ -88,10 +88,6 @@ def test_which_failures_block(unit: str, blocks: bool) -> None:
     assert units.blocking((unit,)) == ((unit,) if blocks else ())
 
 
-def test_more_units_can_be_named() -> None:
-    assert units.blocking(("pcie-tune.service", "x.service"), ("pcie-*",)) == ("pcie-tune.service",)
-
-
 def test_jobs_and_what_a_shutdown_waits_for() -> None:
     found = units.jobs(JOBS + "4 jobs listed.\n")
     assert found[1] == Job("pve-guests.service", "stop", "running")
@@ -142,6 +138,15 @@ def test_a_boot_without_end_blocks_only_where_it_waits_for_ours(tmp_path: Path) 
     host.programs["systemctl", "list-jobs"] = (0, " 99 pve-guests.service start running\n", "")
     (proof,) = units.prove_units(host, limit_s=20)
     assert (proof.cause, proof.observed) == ("reboot.unit_failed", "has not started within 20 s")
+
+
+def test_without_waiting_only_what_has_failed_counts(tmp_path: Path) -> None:
+    host = system(tmp_path, ["starting"], jobs=" 99 pve-guests.service start running\n")
+    assert [proof.ok for proof in units.prove_units(host, limit_s=0)] == [True]
+    host.programs["systemctl", "list-units"] = (0, FAILED, "")
+    (proof,) = units.prove_units(host, limit_s=0)
+    assert (proof.name, proof.observed) == ("unit nvidia-persistenced.service", "failed")
+    assert host.seconds < 5
 
 
 @pytest.mark.parametrize("state", ["maintenance", "stopping", "offline", "unknown"])

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import importlib.util
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from ansible.plugins.action import ActionBase
 from fake_host import FakeHost, Killed
-from fake_roll import debian_host, prepared, roll_of, step
+from fake_roll import REPOSITORY, debian_host, power_cycle, prepared, roll_of, step
 from fake_tree import CONTAINER, NEW, PLAIN, booted
 
-from gpuhost import workloads
+from gpuhost import check_runner, return_service, workloads
 from gpuhost.errors import Stop
 from gpuhost.rollfile import save
 from gpuhost.workloads import HOLD_DROP_INS, HOLD_FILE
@@ -148,6 +154,7 @@ def test_drain_remembers_holds_and_stops_last_started_first(host: FakeHost) -> N
     for path in HOLD_DROP_INS:
         assert "ConditionPathExists=!/var/lib/gpuhost/hold" in (host.read(path) or "")
     assert host.ran("systemctl", "daemon-reload")
+    assert workloads.held_in_this_boot(host)
     assert all("--nokill" in call for call in host.ran("lxc-stop"))
 
 
@@ -186,6 +193,7 @@ def test_one_that_does_not_stop_fails_the_drain_and_the_others_run_again(host: F
     assert "still runs after 7 s" in blocker.observed
     assert host.running == {CONTAINER, PLAIN}
     assert not host.exists(HOLD_FILE)
+    assert not return_service.is_installed(host)
 
 
 def test_what_was_started_since_a_failed_drain_is_remembered_too(host: FakeHost) -> None:
@@ -223,7 +231,11 @@ def test_hand_back_starts_in_order_what_ran_and_closes_the_roll(host: FakeHost) 
     host.calls = []
     answer = hand_back(host)
     assert host.running == {CONTAINER}  # the one that was stopped before stays stopped
-    assert answer["lines"] == [f"container {CONTAINER} started", "autostart hold lifted"]
+    assert answer["lines"] == [
+        f"container {CONTAINER} started",
+        "autostart hold lifted",
+        "return service removed",
+    ]
     roll = roll_of(host)
     assert (roll.state, roll.result, roll.sentence) == ("closed", "good", "passed")
     assert {item.name: item.state for item in roll.workloads} == {PLAIN: "stopped", CONTAINER: "back"}
@@ -256,6 +268,65 @@ def test_a_leftover_of_the_hold_is_lifted(host: FakeHost) -> None:
     host.remove(HOLD_FILE)  # the power went between the two
     hand_back(host)
     assert [path for path in HOLD_DROP_INS if host.exists(path)] == []
+
+
+def test_a_hold_is_known_to_be_of_an_earlier_boot(host: FakeHost) -> None:
+    prepared(host)
+    drain(host)
+    power_cycle(host)
+    assert workloads.is_held(host)
+    assert not workloads.held_in_this_boot(host)
+    assert drain(host)["lines"] == []
+    assert workloads.held_in_this_boot(host)
+
+
+def test_the_return_service_is_there_before_the_hold_and_goes_with_the_roll(host: FakeHost) -> None:
+    prepared(host)
+    host.effects = []
+    drain(host)
+    service, held = f"link {return_service.LINK}", f"write {HOLD_DROP_INS[0]}"
+    assert host.effects.index(service) < host.effects.index(held)
+    promoted(host)
+    assert return_service.is_installed(host)
+    hand_back(host)
+    assert not return_service.is_installed(host)
+
+
+def test_program_and_checks_travel_with_the_drain(host: FakeHost) -> None:
+    prepared(host)
+    drain(host, program=base64.b64encode(b"program").decode(), archive=base64.b64encode(b"checks").decode())
+    assert host.read(return_service.PROGRAM) == "program"
+    assert host.read(check_runner.ARCHIVE) == "checks"
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "sent"),
+    [
+        ("gpuhost_workload", {"state": "drained"}, True),
+        ("gpuhost_workload", {"state": "handed_back"}, False),
+        ("gpuhost_boot_trial", {"action": "boot"}, True),
+        ("gpuhost_boot_trial", {"action": "promote"}, False),
+    ],
+)
+def test_the_action_plugin_sends_both_along_where_they_are_needed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, given: dict[str, str], sent: bool
+) -> None:
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "action_plugins" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(ActionBase, "run", lambda *_: {})
+    action = object.__new__(module.ActionModule)
+    action._task = SimpleNamespace(args=given)
+    action._execute_module = lambda module_args, task_vars: module_args
+    arguments = action.run(None, {})
+    assert {"program", "archive"} <= set(arguments) if sent else arguments == given
+    if sent:
+        program = tmp_path / "gpuhost.pyz"
+        program.write_bytes(base64.b64decode(arguments["program"]))
+        result = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False, cwd="/")
+        assert result.stderr == "usage: gpuhost.pyz status [--json] | return\n"
 
 
 # --- the end of a roll
