@@ -39,10 +39,11 @@ def summary(report: Report) -> list[str]:
 
 
 def failure_line(failure: FailureRow) -> str:
-    """One failure in one line. A module's own message has it all; other errors get cause and way out added."""
-    if failure.message.startswith(f"{failure.cause}: "):
-        return failure.message
-    return f"{failure.cause}: {failure.message}: {failure.next_step}"
+    """One failure in one line. A module's own message has it all; what another lacks of cause and way out is added."""
+    line = failure.message
+    if not line.startswith(f"{failure.cause}: "):
+        line = f"{failure.cause}: {line}"
+    return line if line.endswith(failure.next_step) else f"{line}: {failure.next_step}"
 
 
 def _step_lines(result: Mapping[str, Any]) -> list[str]:

@@ -141,7 +141,7 @@ def prove_still_ready(host: Host, roll: Roll) -> None:
     """What may have changed since the preflight: somebody's apt, and what the host is to fall back on. Raises Stop."""
     packages.prove_apt_idle(host, f"the reboot into {roll.target}")
     for item in preflight_entry.fallback_proofs(preflight_evidence.Evidence(host, roll)):
-        if not item.ok:
+        if item.blocks and not item.ok:
             raise stop(item.cause or "", item.name, item.observed, item.expected, item.next_step)
 
 

@@ -186,6 +186,11 @@ CAUSES: dict[str, Cause] = _registry(
         "Write it with: kernel-install add RELEASE /boot/vmlinuz-RELEASE",
     ),
     Cause(
+        "boot.fallback_not_booted",
+        "The fallback has other arguments than the running kernel was booted with.",
+        "Reboot the host before the roll, so that they are proven; or take the change of the arguments back.",
+    ),
+    Cause(
         "boot.default_not_held",
         "The boot default did not become the running kernel's entry.",
         "See what the loader has: bootctl list and loader.conf on the ESP, or GRUB_DEFAULT and grub-editenv list.",

@@ -6,7 +6,8 @@ from . import boot, cmdline, survey
 from .boot_config import reboots_on_panic, wanted_arguments
 from .documents import Proof
 from .errors import Stop
-from .preflight_evidence import Evidence, proof
+from .loader_systemd_boot import booted_cmdline
+from .preflight_evidence import Evidence, proof, warning
 from .rollfile import Fallback
 
 
@@ -136,7 +137,19 @@ def fallback_proofs(seen: Evidence) -> list[Proof]:
             state.one_shot or "not set",
             "not set",
         ),
+        *([] if changed else _proven_by_running(seen, fallback)),
     ]
+
+
+def _proven_by_running(seen: Evidence, fallback: Fallback) -> list[Proof]:
+    """What runs has been booted with these arguments. A fallback with others would be a trial of its own."""
+    entry = seen.state.named(fallback.entry)
+    if entry is None or seen.running != fallback.release:
+        return []
+    ours, booted = set(entry.options.split()), set(booted_cmdline(seen.host).split())
+    different = [*(f"+{word}" for word in sorted(ours - booted)), *(f"-{word}" for word in sorted(booted - ours))]
+    observed = f"against the running command line: {' '.join(different)}" if different else "the running command line"
+    return [warning("fallback arguments", not different, "boot.fallback_not_booted", observed, "as it was booted")]
 
 
 def _changed_fallback(seen: Evidence, fallback: Fallback) -> list[str]:

@@ -11,7 +11,13 @@ from fake_ready import DEBIAN, Distribution, Root
 
 Defect = Callable[[Root], str]
 DEFECTS: dict[str, tuple[Distribution, Defect]] = {}
-WARNINGS = {"driver.reboot_pending", "dkms.other_not_built", "net.name_unpinned", "net.no_default_route"}
+WARNINGS = {
+    "boot.fallback_not_booted",
+    "driver.reboot_pending",
+    "dkms.other_not_built",
+    "net.name_unpinned",
+    "net.no_default_route",
+}
 
 
 def defect(kind: Distribution = DEBIAN) -> Callable[[Defect], Defect]:

@@ -118,6 +118,12 @@ def fallback_with_other_arguments(root: Root) -> str:
 
 
 @defect()
+def running_with_arguments_that_no_entry_has(root: Root) -> str:
+    root.host.put("/proc/cmdline", (root.host.read("/proc/cmdline") or "").replace(" ro ", " ro mem=64G "))
+    return "boot.fallback_not_booted"
+
+
+@defect()
 def fallback_with_another_initrd(root: Root) -> str:
     root.host.put(f"{ESP}/{MACHINE}/{root.old}/initrd.img-{root.old}", "x")
     return "boot.fallback_changed"

@@ -180,7 +180,7 @@ def ready(folder: Path, kind: Distribution = DEBIAN) -> Root:
     set_variable(host, "LoaderInfo", "systemd-boot 252.39-1~deb12u1")
     host.put("/etc/kernel/cmdline", LINE + "\n")
     host.put("/proc/sys/kernel/osrelease", kind.old + "\n")
-    host.put("/proc/cmdline", CMDLINE + "\n")
+    host.put("/proc/cmdline", f"initrd=\\{MACHINE}\\{kind.old}\\initrd.img {CMDLINE} systemd.machine_id={MACHINE}\n")
     host.put("/sys/module/nvidia/version", DRIVER + "\n")
     gpu = "/sys/bus/pci/devices/0000:01:00.0"
     for name, text in (("vendor", "0x10de"), ("class", "0x030200"), ("device", "0x2330")):
