@@ -11,7 +11,7 @@ from .grub_config import GrubConfig
 CFG = "/boot/grub/grub.cfg"
 _SUPERUSERS = re.compile(r"^\s*set superusers=[\"']?\w", re.MULTILINE)
 _SUBMENU = re.compile(r"^\s*submenu\s", re.MULTILINE)
-_RESTRICTED = re.compile(r"^\s*menuentry\s(?!.*--unrestricted)", re.MULTILINE)
+_RESTRICTED = re.compile(r"^\s*menuentry\s(?=.*'gnulinux-)(?!.*--unrestricted)", re.MULTILINE)
 _WAITS = re.compile(r"^\s*set timeout=-1\s*$", re.MULTILINE)
 _DECIDES = re.compile(r"\b(?:default|next_entry|load_env)\b")
 
@@ -21,7 +21,7 @@ def of(cfg: str, config: GrubConfig, custom: str | None) -> list[Blocker]:
     found = []
     if not config.entries:
         found.append(blocker("grub.config_unreadable", CFG, "no entry in it", "entries of grub-mkconfig"))
-    # A submenu has no --unrestricted of its own: an entry in it asks, too, also as the default.
+    # A submenu has no --unrestricted of its own: an entry in it asks, too, also as the default. Firmware settings may.
     if _SUPERUSERS.search(cfg) and (_SUBMENU.search(cfg) or _RESTRICTED.search(cfg)):
         found.append(blocker("grub.asks_for_password", CFG, "superusers is set, and not every entry boots without"))
     if _WAITS.search(cfg):

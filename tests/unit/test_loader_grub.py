@@ -274,6 +274,14 @@ def test_a_menu_that_waits_for_somebody_is_a_problem(tmp_path: Path, text: str, 
     assert [item.cause for item in Grub(host).read().problems] == [code]
 
 
+def test_a_password_for_anything_but_kernels_is_none_of_a_rolls_business(tmp_path: Path) -> None:
+    host = grub_host(tmp_path)
+    entries = "menuentry 'Debian' --unrestricted --id 'gnulinux-simple-1' {\n  linux /vmlinuz-6.1.0-57-amd64\n}\n"
+    firmware = "menuentry 'UEFI Firmware Settings' --id 'uefi-firmware' {\n  fwsetup\n}\n"
+    host.put(loader_grub.CFG, f'set superusers="root"\nset default="0"\n{entries}{firmware}')
+    assert "grub.asks_for_password" not in [item.cause for item in Grub(host).read().problems]
+
+
 @pytest.mark.parametrize(
     ("path", "text", "code"),
     [
