@@ -42,7 +42,7 @@ def test_a_damaged_initramfs(runs: Path, machine: str, both_kernels: Callable[[s
     run = gpuhost(runs, *prepare)
 
     assert run.exit_status == 5, run.output[-3000:]
-    assert run.causes(machine) == ["boot.initramfs_damaged"]
+    assert set(run.causes(machine)) == {"boot.initramfs_damaged"}
     assert image in run.output
     assert init_of_container(machine) == init
     # the way out that it names
@@ -60,7 +60,7 @@ def test_a_driver_that_does_not_compile_on_the_new_kernel(runs: Path, machine: s
     run = gpuhost(runs, "upgrade", "-i", str(INVENTORY), "--limit", machine, "--target", TARGET)
 
     assert run.exit_status == 5, run.output[-3000:]
-    assert run.causes(machine) == ["dkms.not_built"]
+    assert set(run.causes(machine)) == {"dkms.not_built"}  # the step, and the play that ends with it
     assert "this driver knows no 6.12" in run.output
     assert kernel(machine).startswith(OLD)
     assert container_state(machine) == "RUNNING"
