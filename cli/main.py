@@ -11,7 +11,7 @@ from typing import Any
 from gpuhost import __version__
 from gpuhost.blockers import KNOWN_CHECKS
 from gpuhost.causes import CAUSES, USAGE
-from gpuhost_cli import report
+from gpuhost_cli import explain, report
 from gpuhost_cli.run import InputError, Request, run
 
 STAGE_HELP = {
@@ -49,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
     causes = commands.add_parser("causes", help="all cause codes, or one")
     causes.add_argument("code", nargs="?")
     commands.add_parser("checks", help="the checks that the gate knows")
+    explain.add_parser(commands)
     return made
 
 
@@ -174,6 +175,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.command == "report":
         return write_report(options.run, options.runs)
     try:
+        if options.command == "explain":
+            return explain.run(options)
         return run(request_of(options))
     except (InputError, FileNotFoundError) as error:
         print(f"gpuhost: {error}", file=sys.stderr)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, NoReturn
 
 from gpu_checks import processes
+from gpu_checks.causes import CAUSES
 from gpu_checks.measurement import Measurement, from_dict, to_dict
 
 STDERR_KEPT_BYTES = 16 * 1024
@@ -30,17 +31,25 @@ DRAIN_READS = 8
 
 @dataclass
 class Heard:
-    """What a child said so far. ``ended``: it said itself that it was through."""
+    """What a child said so far. ``ended``: it said itself that it was through.
+
+    ``hung`` and ``died``: the causes to give where what it does now never returns, or kills it; None: the general ones.
+    """
 
     measurements: list[Measurement] = field(default_factory=list)
     doing: str = ""
+    hung: str | None = None
+    died: str | None = None
     ended: bool = False
     nonsense: str = ""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a child ended. ``wait_status`` is None where it was not reaped; ``survivors`` no SIGKILL could end."""
+    """How a child ended. ``wait_status`` is None where it was not reaped; ``survivors`` no SIGKILL could end.
+
+    ``state``: what the kernel said of a child that ran out of time, before it was killed.
+    """
 
     heard: Heard
     timed_out: bool
@@ -48,6 +57,7 @@ class Outcome:
     stderr_last_line: str
     survivors: list[int]
     seconds: float
+    state: str = ""
 
 
 class PipeReport:
@@ -66,13 +76,20 @@ class PipeReport:
         """Hand over one finished measurement."""
         self._say({"measurement": to_dict(measurement)})
 
-    def doing(self, what: str) -> None:
-        """Say what comes next."""
-        self._say({"doing": what})
+    def doing(self, what: str, hung: str | None = None, died: str | None = None) -> None:
+        """Say what comes next, and what it means if it never returns or kills us."""
+        self._say({"doing": what, "hung": hung, "died": died})
 
     def end(self) -> None:
         """Say that everything was said."""
         self._say({"end": True})
+
+
+def _registered(cause: object) -> str | None:
+    """A cause that was announced. Raises ValueError for one that nobody knows."""
+    if cause is None or (isinstance(cause, str) and cause in CAUSES):
+        return cause
+    raise ValueError(f"cause {cause!r} is not registered")
 
 
 def hear(heard: Heard, line: bytes) -> None:
@@ -83,6 +100,7 @@ def hear(heard: Heard, line: bytes) -> None:
             heard.measurements.append(from_dict(said["measurement"]))
         elif "doing" in said:
             heard.doing = str(said["doing"])
+            heard.hung, heard.died = _registered(said.get("hung")), _registered(said.get("died"))
         elif "end" in said:
             heard.ended = True
     except (ValueError, TypeError) as error:
@@ -206,12 +224,13 @@ def run_in_child(function: Callable[[PipeReport], None], timeout_seconds: float)
         os.close(stderr)
         listener = _Listener(report_end, stderr_end)
         timed_out = _follow(pid, listener, begin + timeout_seconds)
+        state = processes.state(pid) if timed_out else ""
         wait_status, survivors = processes.end_all(pid, spared)
         pid = 0
         listener.drain()
         seconds = time.monotonic() - begin
         line = last_line(listener.stderr)
-        return Outcome(listener.heard, timed_out, wait_status, line, survivors, seconds)
+        return Outcome(listener.heard, timed_out, wait_status, line, survivors, seconds, state)
     finally:
         if pid:
             processes.end_all(pid, spared)

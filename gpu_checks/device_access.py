@@ -40,6 +40,7 @@ class Roots:
 
     dev: str = "/dev"
     proc: str = "/proc"
+    sys: str = "/sys"
 
 
 @dataclass(frozen=True)

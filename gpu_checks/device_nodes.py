@@ -139,6 +139,9 @@ def _reason_open(facts: NodeFacts) -> Reason:
     if facts.open_errno == errno.EPERM:
         message = f"{facts.path}: EPERM with the right major {facts.major}: no device rule allows {facts.major}:"
         return Reason("device.denied_cgroup", f"{message}{facts.minor}")
+    if facts.open_errno == errno.EIO and re.search(r"/nvidia\d+$", facts.path, re.ASCII):
+        # The driver's open of a GPU starts its adapter, and gives EIO where that fails (RmInitAdapter in the log).
+        return Reason("driver.gpu_not_started", f"{facts.path}: EIO, the driver could not start this GPU")
     if facts.open_errno == errno.EACCES and facts.nodev:
         return Reason("device.denied_mode", f"{facts.path}: EACCES, its file system is mounted nodev")
     if facts.open_errno == errno.EACCES:

@@ -55,6 +55,22 @@ def children(pid: int) -> set[int]:
     return found
 
 
+def state(pid: int) -> str:
+    """What a process does, in the kernel's words: ``D (disk sleep) in uvm_ioctl``. Empty where there is none.
+
+    D is a call inside the kernel that no ordinary signal ends: of a process that waits for a GPU, the driver hangs.
+    """
+    found = ""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+        found = next((line.partition(":")[2].strip() for line in file if line.startswith("State:")), "")
+    # Where it waits is for root to see; others read a 0.
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan", encoding="utf-8", errors="replace") as file:
+        where = file.read().strip()
+        if found and where not in ("", "0"):
+            found += f" in {where}"
+    return found
+
+
 def descendants(pid: int) -> set[int]:
     """All processes below one, as of now."""
     found: set[int] = set()

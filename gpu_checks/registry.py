@@ -21,8 +21,11 @@ class Report(Protocol):
     def add(self, measurement: Measurement) -> None:
         """Hand over one finished measurement."""
 
-    def doing(self, what: str) -> None:
-        """Say what comes next: it is named when the check hangs or dies there."""
+    def doing(self, what: str, hung: str | None = None, died: str | None = None) -> None:
+        """Say what comes next: it is named when the check hangs or dies there.
+
+        ``hung`` and ``died`` are causes for these two ends, where the general ones say too little.
+        """
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,15 @@ def _device_access(options: Options, report: Report) -> None:
     check(options, report)
 
 
+def _cuda(options: Options, report: Report) -> None:
+    from gpu_checks.cuda import check  # noqa: PLC0415 - see above
+
+    check(options, report)
+
+
 _ALL = (
     Check("device_access", "open and query the device nodes as CUDA does", "gpus", _device_access),
-    Check("cuda", "start CUDA and compute on every GPU", "gpus"),
+    Check("cuda", "start CUDA and compute on every GPU", "gpus", _cuda),
     Check("p2p", "move data between every pair of GPUs, and compare it", "gb_s"),
     Check("allreduce", "latency of a collective over all GPUs", "us"),
 )

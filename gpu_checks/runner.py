@@ -44,15 +44,21 @@ def conclude(check: Check, outcome: Outcome, timeout_seconds: float) -> list[Mea
         detail["unkillable_pids"] = outcome.survivors
     if outcome.timed_out:
         detail["timeout_s"] = timeout_seconds
-        detail["message"] = f"killed after {timeout_seconds:g} s, while it was about to: {heard.doing or 'start'}"
-        return [*heard.measurements, _failure(check, "check.timeout", outcome.seconds, detail)]
+        detail["process_state"] = outcome.state
+        state = f"; its state was {outcome.state}" if heard.hung and outcome.state else ""
+        doing = heard.doing or "start"
+        detail["message"] = f"killed after {timeout_seconds:g} s, while it was about to: {doing}{state}"
+        return [*heard.measurements, _failure(check, heard.hung or "check.timeout", outcome.seconds, detail)]
     if heard.ended and not heard.nonsense and heard.measurements:
         return list(heard.measurements)
     detail["ending"] = ending(outcome.wait_status)
     nothing = "it reported no measurement" if heard.ended else ""
     said = heard.nonsense or nothing or outcome.stderr_last_line or detail["ending"]
     detail["message"] = f"{said} (while it was about to: {heard.doing or 'start'})"
-    return [*heard.measurements, _failure(check, "check.crashed", outcome.seconds, detail)]
+    # What died of an error in our own code (a traceback, an exit) says nothing about the driver.
+    by_signal = outcome.wait_status is not None and os.WIFSIGNALED(outcome.wait_status)
+    cause = heard.died if heard.died and by_signal else "check.crashed"
+    return [*heard.measurements, _failure(check, cause, outcome.seconds, detail)]
 
 
 def run_check(check: Check, options: Options, timeout_seconds: float) -> list[Measurement]:

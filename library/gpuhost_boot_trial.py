@@ -53,11 +53,11 @@ from typing import Any
 from ansible.module_utils.gpuhost import (
     check_runner,
     deadman,
-    devices,
     fallbacks,
     handback,
     homecoming,
     loaders,
+    majors_record,
     packages,
     preflight_entry,
     preflight_evidence,
@@ -99,7 +99,7 @@ def hold(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.D
     roll = replace(roll, fallback=fallback)
     save(host, roll)
     trial.clear_own_one_shot(loader, roll)
-    devices.write_record(host, devices.read_record(host) or roll.majors_before)
+    majors_record.write(host, majors_record.read(host) or majors_record.settled({}, roll.majors_before))
     lines = []
     if fallbacks.hold(loader, fallback):
         lines.append(f"default held: {fallback.entry} (was {fallback.policy_before or 'no explicit default'})")

@@ -19,6 +19,10 @@ options:
   checks: {description: Names of the checks., type: list, elements: str, required: true}
   targets: {description: 'Containers to measure in, or V(host).', type: list, elements: str, default: []}
   python: {description: Interpreter of the workload., type: str, default: /usr/bin/python3}
+  user:
+    description: 'User of the workload, a name or a uid inside the target; empty: root.'
+    type: str
+    default: ''
   timeout_s: {description: Limit for one check., type: int, default: 120}
 author: gpuhost
 attributes:
@@ -32,7 +36,7 @@ targets: {description: Measurements and stale device rules by target., returned:
 
 from typing import Any
 
-from ansible.module_utils.gpuhost import check_runner, deadman, steps, workloads
+from ansible.module_utils.gpuhost import check_runner, deadman, devices, steps, workloads
 from ansible.module_utils.gpuhost.host_io import Host
 from ansible.module_utils.gpuhost.module import run_module
 from ansible.module_utils.gpuhost.rollfile import Roll, load
@@ -42,13 +46,16 @@ def start_what_is_measured(host: Host, roll: Roll, wanted_targets: list[str]) ->
     """Start the drained containers that have GPUs, and those that the inventory names."""
     with_gpu = {item["name"] for item in workloads.survey(host) if item["gpu"]} | set(wanted_targets)
     wanted = [item.name for item in roll.workloads if item.was_running and item.name in with_gpu]
-    return [f"container {name} started for the gate" for name in wanted if workloads.start_container(host, name)]
+    started = [name for name in wanted if workloads.start_container(host, name)]
+    lines = [f"container {name} started for the gate" for name in started]
+    return lines + workloads.wait_until_ready(host, started)
 
 
 def measure(host: Host, params: dict[str, Any], gpus_before: tuple[str, ...]) -> dict[str, Any]:
-    """Measurements and stale rules by target."""
+    """Measurements and stale rules by target. Rules that are right here are on record for the next boot."""
+    devices.record_if_right(host)
     archive = check_runner.place(host, params["archive"])
-    order = check_runner.Order(archive, params["checks"], params["python"], params["timeout_s"])
+    order = check_runner.Order(archive, params["checks"], params["python"], params["timeout_s"], params["user"])
     return check_runner.measure_all(host, order, params["targets"], gpus_before)
 
 
@@ -62,7 +69,8 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
     def gate(now: Roll) -> steps.Done:
         # A gate may take longer than the dead-man's deadline, and has a limit of its own.
         places = 1 + len(params["targets"] or workloads.survey(host))
-        deadman.renew(host, places * (len(params["checks"]) * params["timeout_s"] + 180))
+        checks = len(params["checks"]) + bool(params["user"])  # cuda may run once more, as root
+        deadman.renew(host, places * (checks * params["timeout_s"] + 180))
         lines = start_what_is_measured(host, now, params["targets"])
         answers = measure(host, params, now.gpu_nodes_before)
         found = check_runner.document(params["host_name"], params["run_id"], answers)
@@ -83,6 +91,7 @@ def main() -> None:
         "checks": {"type": "list", "elements": "str", "required": True},
         "targets": {"type": "list", "elements": "str", "default": []},
         "python": {"type": "str", "default": "/usr/bin/python3"},
+        "user": {"type": "str", "default": ""},
         "timeout_s": {"type": "int", "default": 120},
     }
     run_module(arguments, work)

@@ -9,6 +9,7 @@ module: gpuhost_lxc_devices
 short_description: Reconcile containers' device rules with the running kernel's majors
 description:
   - Makes device nodes that are missing, and rewrites only the major numbers of rules that are NVIDIA's.
+  - Installs the unit that does so at every boot, before containers start.
   - With an open roll the step is logged in the roll file; without one it works all the same.
 options:
   host_name: {description: Name of the host in the inventory., type: str, required: true}
@@ -19,6 +20,23 @@ options:
     type: str
     choices: [report, apply]
     default: report
+  style:
+    description:
+      - V(native) moves the NVIDIA mounts and rules of Proxmox's containers to C(devN:) entries, which have no number
+        that could go stale. What they can't express is left as it is and said.
+    type: str
+    choices: [keep, native]
+    default: keep
+  restart:
+    description: The consent to restart containers that run with rules from before a rewrite.
+    type: bool
+    default: false
+  at_boot:
+    description: What the host does by itself at every boot before containers start.
+    type: str
+    choices: [reconcile, nodes, nothing]
+    default: nothing
+  program: {description: 'Our own code for the host, base64; filled in by the action plugin.', type: str, default: ""}
 author: gpuhost
 attributes:
   check_mode: {support: full, description: Says what would change and changes nothing.}
@@ -26,32 +44,41 @@ attributes:
 """
 
 RETURN = r"""
-lines: {description: What differed and was changed, a line each., returned: success, type: list, elements: str}
+lines: {description: 'What differed and was changed, and what to know besides.', returned: success, type: list, elements: str}
 """
 
 from typing import Any
 
-from ansible.module_utils.gpuhost import devices, steps
+from ansible.module_utils.gpuhost import devices, devices_unit, steps
 from ansible.module_utils.gpuhost.host_io import Host
 from ansible.module_utils.gpuhost.module import run_module
 from ansible.module_utils.gpuhost.rollfile import Roll, load
 
 
+def reconcile(host: Host, params: dict[str, Any], check: bool) -> devices.Work:
+    """Nodes and rules now, and the unit for the next boot."""
+    unit = devices_unit.difference(host, params["at_boot"], params["program"])
+    if unit and not check:
+        devices_unit.apply(host, params["at_boot"], params["program"])
+    wishes = devices.Wishes(params["presumed"], params["style"], params["restart"])
+    found = devices.reconcile_host(host, params["host_name"], params["run_id"], wishes, check)
+    return found.with_lines(unit) if unit else found
+
+
 def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Reconcile, inside a roll or outside."""
-    name, run_id, presumed = params["host_name"], params["run_id"], params["presumed"]
     roll = load(host)
 
-    def reconcile(now: Roll) -> steps.Done:
-        found = devices.reconcile_host(host, name, run_id, presumed, check)
-        return steps.Done(now, found.lines, found.diffs, (found.document,))
+    def step(now: Roll) -> steps.Done:
+        found = reconcile(host, params, check)
+        return steps.Done(now, found.said, found.diffs, (found.document,), found.changed)
 
     if roll is not None and roll.is_open:
-        return steps.run_step(host, params, check, "reconcile", "device rules by driver name", reconcile)
-    found = devices.reconcile_host(host, name, run_id, presumed, check)
+        return steps.run_step(host, params, check, "reconcile", "device rules by driver name", step)
+    found = reconcile(host, params, check)
     return {
         "changed": found.changed,
-        "lines": list(found.lines),
+        "lines": list(found.said),
         "diff": list(found.diffs),
         "gpuhost_documents": [found.document],
     }
@@ -62,6 +89,10 @@ def main() -> None:
     arguments = {
         **steps.ARGUMENTS,
         "presumed": {"type": "str", "choices": ["report", "apply"], "default": "report"},
+        "style": {"type": "str", "choices": ["keep", "native"], "default": "keep"},
+        "restart": {"type": "bool", "default": False},
+        "at_boot": {"type": "str", "choices": ["reconcile", "nodes", "nothing"], "default": "nothing"},
+        "program": {"type": "str", "default": ""},
     }
     run_module(arguments, work)
 

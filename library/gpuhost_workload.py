@@ -10,6 +10,8 @@ short_description: Drain a host's workloads, or hand the host back
 description:
   - V(drained) remembers what runs in the roll file, holds autostart off, and stops it. One that does not stop in time
     fails the drain, and what had been stopped starts again. From here on the host can come back by itself.
+  - Containers of plain LXC and of Proxmox. Virtual machines, guests under Proxmox's HA manager, other containers and a
+    node without quorum block a drain before anything is stopped.
   - V(handed_back) starts what ran before in its order, proves that it runs, lifts the hold, and closes the roll.
     The host may have done so by itself, after a power cut behind the promotion.
 options:
@@ -34,7 +36,16 @@ lines: {description: What differed and was changed, a line each., returned: succ
 from dataclasses import replace
 from typing import Any
 
-from ansible.module_utils.gpuhost import check_runner, handback, homecoming, return_service, steps, workloads
+from ansible.module_utils.gpuhost import (
+    check_runner,
+    containers,
+    devices,
+    handback,
+    homecoming,
+    return_service,
+    steps,
+    workloads,
+)
 from ansible.module_utils.gpuhost.documents import as_dict
 from ansible.module_utils.gpuhost.errors import Stop, stop
 from ansible.module_utils.gpuhost.host_io import Host
@@ -52,14 +63,16 @@ def drain(host: Host, params: dict[str, Any], check: bool, roll: Roll) -> steps.
     if roll.is_promoted(host.read_line(RUNNING)):
         return steps.Done(roll)  # a rerun that has only the hand back left
     roll = replace(roll, workloads=workloads.remembered(host, roll))
-    running = [item.name for item in roll.workloads if item.name in workloads.running_containers(host)]
     blockers = workloads.in_the_way(host)
     if blockers:
         raise Stop(blockers[0])
     if check:
-        return steps.Done(roll, tuple(f"container {name} would be stopped" for name in running))
+        running = containers.running(host)
+        names = [item.name for item in roll.workloads if item.name in running]
+        return steps.Done(roll, tuple(f"container {name} would be stopped" for name in names))
     save(host, roll)
     return_service.install(host, params["program"], check_runner.ARCHIVE, params["archive"])
+    devices.record_if_right(host)
     workloads.hold(host)
     try:
         roll, lines = workloads.drain(host, roll, params["timeout_s"])

@@ -19,8 +19,12 @@ PROGRAMS = {
     "ssh": "openssh-client",
     "ssh-keygen": "openssh-client",
     "unshare": "util-linux",
+    "cc": "gcc",
+    "strace": "strace",
+    "lxc-start": "lxc",
 }
-FILES = {"/usr/share/OVMF/OVMF_CODE.fd": "ovmf", "/usr/share/OVMF/OVMF_CODE_4M.fd": "ovmf"}
+HEADERS = {"/usr/include/stdio.h": "libc6-dev"}
+FIRMWARE = {"/usr/share/OVMF/OVMF_CODE.fd": "ovmf", "/usr/share/OVMF/OVMF_CODE_4M.fd": "ovmf"}
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:" + os.environ.get("PATH", "")
 
 
@@ -32,8 +36,9 @@ def missing_for_python() -> list[str]:
 def missing_for_lab() -> list[str]:
     """Names of the packages that are not installed, sorted."""
     wanted = {package for program, package in PROGRAMS.items() if shutil.which(program, path=PATH) is None}
-    if not any(os.path.exists(path) for path in FILES):
-        wanted |= set(FILES.values())
+    wanted |= {package for path, package in HEADERS.items() if not os.path.exists(path)}
+    if not any(os.path.exists(path) for path in FIRMWARE):
+        wanted |= set(FIRMWARE.values())
     return sorted(wanted)
 
 

@@ -11,7 +11,7 @@ from .driver_support import flavour_of, flavour_problem, too_old
 from .errors import blocker
 
 KNOWN_CHECKS = ("device_access", "cuda", "p2p", "allreduce")
-CARRIED_CHECKS = ("device_access",)
+CARRIED_CHECKS = ("device_access", "cuda")
 """Checks that this version can really run; the others are shown as not measured."""
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import devices, workloads
@@ -16,15 +17,35 @@ from .workloads import gpu_nodes
 ARCHIVE = "/var/lib/gpuhost/gpu_checks.pyz"
 HOST_TARGET = "host"
 
+NO_SUCH_USER = 67
+"""What the bootstrap ends with where the workload's user is not known: EX_NOUSER of sysexits.h."""
+
 # Runs inside the container: the archive comes on stdin, so that nothing of the host has to be mounted there and no
-# path inside the container is ever followed from outside. The file is gone when the checks are.
+# path inside the container is ever followed from outside. The file is gone when the checks are. The user is looked up
+# in the passwd of where this runs; only the checks become that user, so the file can be root's and be removed by root.
 BOOTSTRAP = """
-import os, subprocess, sys, tempfile
+import os, pwd, subprocess, sys, tempfile
+python, user, *arguments = sys.argv[1:]
+become = {}
+if user:
+    try:
+        who = pwd.getpwuid(int(user)) if user.isdecimal() else pwd.getpwnam(user)
+    except (KeyError, OverflowError):
+        sys.stderr.write("no user %r in the passwd of this system\\n" % user)
+        sys.exit(67)
+    os.environ.update(HOME=who.pw_dir, USER=who.pw_name, LOGNAME=who.pw_name)
+    groups = os.getgrouplist(who.pw_name, who.pw_gid)
+    become = {"user": who.pw_uid, "group": who.pw_gid, "extra_groups": groups}
 with tempfile.NamedTemporaryFile(suffix=".pyz") as archive:
     archive.write(sys.stdin.buffer.read())
     archive.flush()
-    sys.exit(subprocess.call([sys.executable, archive.name, *sys.argv[1:]], stdin=subprocess.DEVNULL))
+    os.fchmod(archive.fileno(), 0o644 if user else 0o600)
+    command = [python or sys.executable, archive.name, *arguments]
+    sys.exit(subprocess.call(command, stdin=subprocess.DEVNULL, cwd="/", **become))
 """
+
+AS_ROOT_TOO = ("cuda.init_failed", "cuda.no_device")
+"""Ends of the check ``cuda`` that say little: where they befall a user, it is tried whether root fares better."""
 
 
 def place(host: Host, archive_base64: str) -> bytes:
@@ -65,24 +86,39 @@ def expected_gpus(host: Host, target: str, before: tuple[str, ...]) -> int | Non
 
 @dataclass(frozen=True)
 class Order:
-    """What to run: the archive, the checks, the workload's interpreter, seconds for each check."""
+    """What to run: the archive, the checks, the workload's interpreter, seconds for each check.
+
+    ``user``: the workload's, as a name or a uid inside the target; empty: root.
+    """
 
     archive: bytes
     checks: list[str]
     python: str
     timeout_s: int
+    user: str = ""
 
 
 def measure_all(host: Host, order: Order, wanted: list[str], gpus_before: tuple[str, ...]) -> dict[str, Any]:
     """Measurements and stale device rules by target, as the judge takes them. ``gpus_before``: empty outside a roll."""
     stale = devices.stale_by_container(host)
-    return {
-        target: {
-            **measure(host, target, order, expected_gpus(host, target, gpus_before)),
-            "stale": stale.get(target, []),
-        }
-        for target in targets(host, wanted)
-    }
+    found = {}
+    for target in targets(host, wanted):
+        expected = expected_gpus(host, target, gpus_before)
+        answer = measure(host, target, order, expected)
+        found[target] = {**answer, **_as_root(host, target, order, expected, answer), "stale": stale.get(target, [])}
+    return found
+
+
+def _as_root(host: Host, target: str, order: Order, expected: int | None, answer: dict[str, Any]) -> dict[str, Any]:
+    """Where CUDA does not start for the workload's user and nothing explains it: how it goes as root.
+
+    It says whether permissions are to blame, or the driver. Empty where there is nothing to ask.
+    """
+    item = next((item for item in answer["measurements"] if item["name"] == "cuda"), None)
+    if not order.user or item is None or item["cause"] not in AS_ROOT_TOO:
+        return {}
+    again = measure(host, target, replace(order, user="", checks=["cuda"]), expected)["measurements"]
+    return {"cuda_as_root": next((item["status"] for item in again if item["name"] == "cuda"), "error")}
 
 
 def measure(host: Host, target: str, order: Order, expected: int | None) -> dict[str, Any]:
@@ -91,12 +127,17 @@ def measure(host: Host, target: str, order: Order, expected: int | None) -> dict
     if expected is not None:
         arguments += ["--expect-gpus", str(expected)]
     limit = order.timeout_s * len(order.checks) + 30
-    if target == HOST_TARGET:
+    if target == HOST_TARGET and not order.user:
         result = host.run([order.python, ARCHIVE, *arguments], timeout_s=limit)
+    elif target == HOST_TARGET:
+        # The workload's interpreter may be the user's own file: on the host it never runs as root.
+        start = [sys.executable, "-c", BOOTSTRAP, order.python, order.user]
+        result = host.run([*start, *arguments], timeout_s=limit, stdin=order.archive)
     else:
         # An absolute interpreter, no shell; --clear-env because the host's environment is none of the container's.
         attach = ["lxc-attach", "-n", target, "--clear-env", "--set-var", "PATH=/usr/local/bin:/usr/bin:/bin", "--"]
-        result = host.run([*attach, order.python, "-c", BOOTSTRAP, *arguments], timeout_s=limit, stdin=order.archive)
+        start = [order.python, "-c", BOOTSTRAP, "", order.user]
+        result = host.run([*attach, *start, *arguments], timeout_s=limit, stdin=order.archive)
     return _read(result, target, order.checks)
 
 
@@ -105,7 +146,7 @@ def _read(result: Result, target: str, checks: list[str]) -> dict[str, Any]:
         document = json.loads(result.stdout)
         measurements = document["measurements"]
     except (ValueError, KeyError, TypeError):
-        cause = "check.timeout" if result.rc == 124 else "check.crashed"
+        cause = {124: "check.timeout", NO_SUCH_USER: "check.no_such_user"}.get(result.rc, "check.crashed")
         measurements = [_failed(check, cause, result.last_line) for check in checks]
         document = {"python": None, "tool_version": None}
     return {

@@ -1,36 +1,58 @@
-"""Containers get their devices by driver name: nodes on the host, rules in the configs, and the record of majors."""
+"""Containers get their devices by driver name: nodes on the host, rules in the configs, and the record of majors.
+
+The one implementation for the module, for ``gpuhost-devices.service`` at boot, and for the return service.
+"""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from . import workloads
+from . import containers, device_rules, host_nodes, majors_record, restarts
+from .containers import Container
+from .device_rules import Gathered, Tables
 from .documents import make_head
-from .errors import stop
 from .host_io import Host
-from .lxc_config import display
-from .lxc_reconcile import Reconciliation, reconcile, stale_rules
+from .lxc_plan import Presumed
 from .proc_devices import CharacterMajors, nvidia_majors, nvidia_node, parse_character_majors
 
-RECORD = "/var/lib/gpuhost/majors.json"
-"""NVIDIA's majors when the container rules were last known to be right: rung 2 of the attribution ladder."""
-
-NODES = ("/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
-"""Nodes that the driver makes only at first use, and that a container's bind mount needs before it starts."""
+RESTART_TIMEOUT_S = 300
 
 
-DRIVER_MODULES = {"nvidia": "nvidia", "nvidia-uvm": "nvidia-uvm", "nvidia-modeset": "nvidia-modeset"}
+@dataclass(frozen=True)
+class Wishes:
+    """What the inventory says. ``restart``: consent to restart containers that run with their old rules."""
+
+    presumed: Presumed = "report"
+    style: Literal["keep", "native"] = "keep"
+    restart: bool = False
+
+
+UNATTENDED = Wishes()
+"""Where nobody watches: certain attributions only, numbers in place, no restart."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a reconciliation found and did. ``lines`` are for people, ``diffs`` for ``--diff``."""
+    """What a reconciliation found and did. ``lines`` are for people, ``diffs`` for ``--diff``.
+
+    ``notes``: what people have to know and what did not change in this run.
+    """
 
     document: dict[str, Any]
     lines: tuple[str, ...]
     diffs: tuple[dict[str, str], ...]
+    notes: tuple[str, ...] = ()
+
+    def with_lines(self, *more: str) -> Work:
+        """The same with more lines, in front."""
+        return replace(self, lines=(*more, *self.lines))
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """All that people are told."""
+        return (*self.lines, *self.notes)
 
     @property
     def changed(self) -> bool:
@@ -43,130 +65,95 @@ def current(host: Host) -> CharacterMajors:
     return parse_character_majors(host.read("/proc/devices") or "")
 
 
-def read_record(host: Host) -> dict[str, int]:
-    """The recorded majors; empty where none were ever recorded. Raises Stop where the record can't be read."""
-    text = host.read(RECORD)
-    if text is None:
-        return {}
-    try:
-        return {str(name): int(major) for name, major in json.loads(text)["majors"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise stop("host.module_failed", RECORD, f"not a record of majors: {error}", "", f"Remove {RECORD}") from error
-
-
-def write_record(host: Host, majors: dict[str, int]) -> None:
-    """Record the majors that the container rules agree with now."""
-    if majors and read_record(host) != majors:
-        host.write_atomic(RECORD, (json.dumps({"majors": majors}, indent=2, sort_keys=True) + "\n").encode())
-
-
-def reconcile_host(host: Host, name: str, run_id: str, presumed: Literal["report", "apply"], check: bool) -> Work:
+def reconcile_host(host: Host, name: str, run_id: str, wishes: Wishes, check: bool) -> Work:
     """Bring nodes and every container's rules to the running kernel's majors; in check mode only say so."""
-    recorded = read_record(host)
-    lines, diffs, changes, findings = [], [], [], []
-    lines += [] if check else load_drivers(host, current(host), recorded)
+    recorded = majors_record.read(host)
+    ours = containers.containers(host)
+    lines, nodes = _nodes(host, recorded, ours, check)
     majors = current(host)
-    nodes = missing_nodes(host, majors)
-    lines += [f"node {path} made with {major}:{minor}" for path, major, minor in nodes]
-    rewrites = {}
-    for container, config in workloads.container_configs(host).items():
-        found = reconcile(config, majors, recorded, style="lxc", presumed=presumed)
-        path = workloads.config_path(container)
-        findings += [{"container": container, **asdict(item)} for item in found.findings]
-        changes += [_change(container, path, item) for item in (*found.changes, *found.held)]
-        if found.changed:
-            rewrites[container] = (path, config, found)
-            lines += [_line(path, item) for item in found.changes]
-            diffs.append(
-                {
-                    "before_header": path,
-                    "after_header": path,
-                    "before": display(config),
-                    "after": display(found.content),
-                }
-            )
+    now = nvidia_majors(majors)
+    tables, found = Tables(majors, recorded, device_rules.hierarchy(host), wishes.presumed), Gathered()
+    for container in ours:
+        device_rules.bring(host, container, tables, wishes.style == "native", check, found)
     if not check:
-        for path, major, minor in nodes:
-            host.make_node(path, major, minor, _node_mode(path))
-        for path, before, found in rewrites.values():
-            _write(host, path, before, found)
-        # A driver that is not loaded now keeps its old number: its stale rules stay certain.
-        write_record(host, {**recorded, **nvidia_majors(majors)})
+        record = majors_record.changing if found.is_held else majors_record.settled
+        majors_record.write(host, record(recorded, now))
+    restarted, still = _restarts(host, ours, found.rewritten, wishes.restart, check)
     document = {
         **asdict(make_head("reconcile", name, run_id)),
-        "majors_before": recorded,
-        "majors_now": nvidia_majors(majors),
-        "changes": changes,
-        "findings": findings,
-        "nodes_created": [path for path, _, _ in nodes],
+        "majors_before": majors_record.newest(recorded),
+        "majors_now": now,
+        "changes": found.changes,
+        "findings": found.findings,
+        "nodes_created": [node.path for node in nodes],
+        "restarted": restarted,
+        "with_old_rules": still,
     }
-    return Work(document, tuple(lines), tuple(diffs))
+    consent = "runs with its old rules until it restarts: lxc_devices_restart: true is the consent"
+    lines += [*found.lines, *(f"container {item} restarted with its new rules" for item in restarted)]
+    notes = [*found.notes, *(f"container {item} {consent}" for item in still)]
+    return Work(document, tuple(lines), tuple(found.diffs), tuple(notes))
 
 
-def load_drivers(host: Host, majors: CharacterMajors, recorded: dict[str, int]) -> list[str]:
-    """Load the parts of the driver that were there before and are not now: nvidia-uvm comes only at first use."""
-    lines = []
-    for name, module in DRIVER_MODULES.items():
-        if name in recorded and majors.major_of(name) is None and host.run(["modprobe", module]).rc == 0:
-            lines.append(f"module {module} loaded")
-    return lines
+def make_nodes(host: Host) -> list[str]:
+    """The nodes alone, for a boot at which rules are not to be touched."""
+    return _nodes(host, majors_record.read(host), containers.containers(host), check=False)[0]
 
 
-def gpu_minors(host: Host) -> list[int]:
-    """The minors of the GPUs that the driver has taken, from its own /proc files."""
-    found = []
-    for address in host.names("/proc/driver/nvidia/gpus"):
-        text = host.read(f"/proc/driver/nvidia/gpus/{address}/information") or ""
-        found += [int(line.split(":")[1]) for line in text.splitlines() if line.startswith("Device Minor:")]
-    return sorted(found)
+def record_if_right(host: Host) -> None:
+    """Record the majors where every rule that is NVIDIA's agrees with them: at every gate, tune and drain.
 
-
-def missing_nodes(host: Host, majors: CharacterMajors) -> list[tuple[str, int, int]]:
-    """(path, major, minor) of every node whose driver is loaded and whose node is missing or has an old major."""
-    wanted = ["/dev/nvidiactl", *(f"/dev/nvidia{minor}" for minor in gpu_minors(host)), *NODES]
-    wanted += [f"/dev/nvidia-caps/{name}" for name in host.names("/dev/nvidia-caps")]
-    found = []
-    for path in wanted:
-        node = nvidia_node(path)
-        major = majors.driver_major(node.driver) if node else None
-        if node is None or major is None or node.minor is None or not majors.names_of(major):
-            continue
-        if node.driver == "nvidia-modeset" and not host.exists("/sys/module/nvidia_modeset"):
-            continue
-        if host.device_numbers(path) != (major, node.minor):
-            found.append((path, major, node.minor))
-    return found
-
-
-def _node_mode(path: str) -> int:
-    """The modes that the driver gives: the MIG configuration (cap1) is root's, the rest is read by everybody."""
-    if path.endswith("/nvidia-cap1"):
-        return 0o400
-    return 0o444 if "/nvidia-caps/" in path else 0o666
+    Where one does not, the record stays as it is: it is what tells the stale rule's driver.
+    """
+    now = nvidia_majors(current(host))
+    if now and not any(stale_by_container(host).values()):
+        majors_record.write(host, majors_record.settled(majors_record.read(host), now))
 
 
 def stale_by_container(host: Host) -> dict[str, list[dict[str, Any]]]:
     """For the judge: per container the rules that name an old number of an NVIDIA driver."""
-    majors, recorded = current(host), read_record(host)
+    tables = Tables(current(host), majors_record.read(host), device_rules.hierarchy(host))
     return {
-        container: [
-            {"container": container, "driver": rule.driver, "allowed": rule.major_allowed, "now": rule.major_now}
-            for rule in stale_rules(config, majors, recorded, style="lxc")
+        container.name: [
+            {"container": container.name, "driver": rule.driver, "allowed": rule.major_allowed, "now": rule.major_now}
+            for rule in device_rules.stale(host, container, tables)
         ]
-        for container, config in workloads.container_configs(host).items()
+        for container in containers.containers(host)
     }
 
 
-def _write(host: Host, path: str, before: bytes, found: Reconciliation) -> None:
-    if host.read_bytes(path) != before:
-        raise stop("lxc.config_changed", path, "changed while it was being read")
-    host.write_atomic(path, found.content, host.mode(path))
+def _nodes(
+    host: Host, recorded: majors_record.Majors, ours: list[Container], check: bool
+) -> tuple[list[str], list[host_nodes.Node]]:
+    """Load what is missing of the driver and make its nodes; the lines, and the nodes that were missing."""
+    mounted = _mounted_nodes(ours)
+    drivers = {*recorded, *mounted.values()}
+    lines = [] if check else host_nodes.load_drivers(host, current(host), drivers)
+    nodes = host_nodes.missing(host, current(host), mounted)
+    if not check:
+        host_nodes.make(host, nodes)
+    return [*lines, *(node.line for node in nodes)], nodes
 
 
-def _change(container: str, path: str, item: Any) -> dict[str, Any]:
-    return {"container": container, "path": path, **asdict(item)}
+def _mounted_nodes(ours: Iterable[Container]) -> dict[str, str]:
+    """Path -> driver of the NVIDIA nodes that containers get from the host, by mount or devN entry."""
+    nodes = (nvidia_node(path) for container in ours for path in container.gpu_paths)
+    return {node.path: node.driver for node in nodes if node is not None and not node.is_dir}
 
 
-def _line(path: str, item: Any) -> str:
-    leak = f" ({item.old_major} belongs to {item.leaks_to} now: closed)" if item.leaks_to else ""
-    return f"{path}:{item.line} {item.driver} {item.old_major} -> {item.new_major}{leak}"
+def _restarts(
+    host: Host, ours: list[Container], rewritten: list[str], restart: bool, check: bool
+) -> tuple[list[str], list[str]]:
+    """Who was restarted, and who still runs with rules from before a rewrite."""
+    due = restarts.due(host, rewritten)
+    restarted = []
+    if restart and not check:
+        for container in ours:
+            if container.name in due:
+                containers.stop(host, container, RESTART_TIMEOUT_S)
+                containers.start(host, container)
+                restarted.append(container.name)
+    still = {name: init for name, init in due.items() if name not in restarted}
+    if not check:
+        restarts.remember(host, still)
+    return restarted, sorted(still)

@@ -9,7 +9,10 @@ from .causes import CAUSES, cause
 from .documents import GateResult, Status, Verdict, make_head
 from .errors import stop
 
-EXPECTATIONS = {"device_access": "every required device node answers"}
+EXPECTATIONS = {
+    "device_access": "every required device node answers",
+    "cuda": "every expected GPU computes right",
+}
 """Checks that are judged without a baseline, and by what."""
 
 Targets = dict[str, dict[str, Any]]
@@ -80,21 +83,29 @@ def judge_check(check: str, target: str, answer: dict[str, Any], required: bool)
     observed = _observed(item)
     if code == "device.denied_cgroup" and (stale := _stale_sentence(target, answer)):
         code, observed, expected = "lxc.stale_major", *stale
+    if check == "cuda" and answer.get("cuda_as_root") == "measured":
+        code, observed = "cuda.permission", f"{observed}; as root it works"
     status: Status = "error" if item["status"] == "error" else "not_measured"
-    if status == "error" and code.startswith(("lxc.", "device.", "driver.")):
+    if status == "error" and code.startswith(("lxc.", "device.", "driver.", "cuda.")):
         status = "fail"
     return _verdict(check, target, status, code, observed, expected, required, item.get("seconds"))
 
 
 def _measured(check: str, target: str, item: dict[str, Any], required: bool) -> Verdict:
-    """A number passes only against an expectation. device_access has its own: at least one GPU, all nodes answer."""
+    """A number passes only against an expectation.
+
+    device_access and cuda have their own: all nodes answer, every GPU computes right, and at least one does.
+    """
     seconds = item.get("seconds")
     if check not in EXPECTATIONS:
         code = "gate.no_expectation"
         return _verdict(check, target, "not_measured", code, _observed(item), "a baseline", required, seconds)
     if not item["value"]:
-        code = "device.gpu_count"
+        code = "cuda.gpu_count" if check == "cuda" else "device.gpu_count"
         return _verdict(check, target, "fail", code, "no usable GPU", "at least one", required, seconds)
+    wanted = (item.get("detail") or {}).get("expected_gpus")
+    if check == "cuda" and wanted is not None and item["value"] != wanted:
+        return _verdict(check, target, "fail", "cuda.gpu_count", _observed(item), f"{wanted} GPUs", required, seconds)
     return _verdict(check, target, "pass", None, _observed(item), EXPECTATIONS[check], required, seconds)
 
 
@@ -103,7 +114,7 @@ def _observed(item: dict[str, Any]) -> str:
     if item["status"] == "measured":
         unit = item["unit"]
         if unit == "gpus":
-            unit = "GPU usable" if item["value"] == 1 else "GPUs usable"
+            unit = f"{'GPU' if item['value'] == 1 else 'GPUs'} {'computing' if item['name'] == 'cuda' else 'usable'}"
         return f"{item['value']:g} {unit}" if item["value"] is not None else "measured"
     return str(detail.get("sentence") or detail.get("message") or _sentence(item["cause"]))
 

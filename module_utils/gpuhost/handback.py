@@ -40,11 +40,11 @@ def was_promoted(host: Host, roll: Roll) -> bool:
 def reconcile(host: Host, roll: Roll, lines: list[str], documents: list[dict[str, Any]]) -> Stop | None:
     """Bring nodes and rules to the running kernel's majors; what went wrong there, which keeps no container down."""
     try:
-        found = devices.reconcile_host(host, roll.head.host, roll.head.run_id, "report", False)
+        found = devices.reconcile_host(host, roll.head.host, roll.head.run_id, devices.UNATTENDED, False)
     except (Stop, *DEFECTS) as error:
         return as_stop(error)
     documents.append(found.document)
-    lines += found.lines
+    lines += found.said
     return None
 
 

@@ -124,7 +124,9 @@ def gate_devices(host: Host, roll: Roll) -> list[dict[str, Any]]:
     """Measure and judge the devices. Raises Stop with the gate's own cause where they do not answer."""
     name, run_id = roll.head.host, roll.head.run_id
     archive = host.read_bytes(check_runner.ARCHIVE) or b""
-    order = check_runner.Order(archive, list(DEVICE_CHECKS), roll.orders.python, roll.orders.timeout_s)
+    order = check_runner.Order(
+        archive, list(DEVICE_CHECKS), roll.orders.python, roll.orders.timeout_s, roll.orders.user
+    )
     answers = check_runner.measure_all(host, order, list(roll.orders.targets), roll.gpu_nodes_before)
     result = gate.judge(name, run_id, roll.running_before, list(DEVICE_CHECKS), answers)
     documents = [check_runner.document(name, run_id, answers), as_dict(result)]

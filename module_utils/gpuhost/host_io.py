@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from . import rewrite_io
 from .apt_guard import needrestart_environment
 from .errors import stop
 
@@ -188,6 +189,14 @@ class Host:
         except FileNotFoundError:
             return None
 
+    def owner(self, path: str) -> tuple[int, int] | None:
+        """(uid, gid) of a file; None where there is none."""
+        try:
+            info = self.path(path).stat()
+        except FileNotFoundError:
+            return None
+        return info.st_uid, info.st_gid
+
     def device_numbers(self, path: str) -> tuple[int, int] | None:
         """(major, minor) of a character device node; None where there is none of that kind."""
         try:
@@ -237,6 +246,66 @@ class Host:
         finally:
             if temporary and os.path.exists(temporary):
                 os.unlink(temporary)
+
+    def rewrite(self, path: str, before: bytes, after: bytes, keep_owner: bool) -> bool:
+        """Replace a file that still holds ``before``; False where it does not. See rewrite_io.
+
+        Raises Stop(lxc.config_not_written): the old file is there, complete, and nothing beside it.
+        """
+        try:
+            return rewrite_io.rewrite(self.path(path).resolve(), before, after, keep_owner)
+        except OSError as error:
+            text = error.strerror or str(error)
+            raise stop(
+                "lxc.config_not_written", path, f"can't be written: {text}", "room and a healthy disk"
+            ) from error
+
+    def rewrite_leftover(self, path: str, remove: bool) -> bool:
+        """Whether a rewrite that the machine did not survive has left something beside the file; or remove it."""
+        leftover = rewrite_io.temporary_of(self.path(path).resolve())
+        there = os.path.lexists(leftover)
+        if there and remove:
+            try:
+                leftover.unlink(missing_ok=True)
+            except OSError as error:
+                raise stop("host.module_failed", str(leftover), f"can't be removed: {error.strerror}") from error
+        return there
+
+    def write_live(self, path: str, value: str) -> None:
+        """Set a value of the running kernel: one write into a file of /proc or /sys that is there already.
+
+        Raises Stop with the errno's text: a key that is not there, a write that the kernel refuses even to root.
+        """
+        try:
+            handle = os.open(self.path(path), os.O_WRONLY)
+            try:
+                os.write(handle, value.encode())
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise stop("host.module_failed", path, f"{value.strip()!r} can't be written: {error.strerror}") from error
+
+    def read_at(self, path: str, offset: int, length: int) -> bytes:
+        """Bytes of a file from an offset, fewer at its end; empty where there is none (PCI configuration space)."""
+        try:
+            handle = os.open(self.path(path), os.O_RDONLY)
+        except (FileNotFoundError, NotADirectoryError):
+            return b""
+        try:
+            return os.pread(handle, length, offset)
+        finally:
+            os.close(handle)
+
+    def write_at(self, path: str, offset: int, data: bytes) -> None:
+        """Write bytes into a file at an offset, in one call (PCI configuration space). Raises Stop."""
+        try:
+            handle = os.open(self.path(path), os.O_WRONLY)
+            try:
+                os.pwrite(handle, data, offset)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise stop("host.module_failed", path, f"can't be written: {error.strerror}") from error
 
     def sync(self) -> None:
         """Write everything that the kernel still holds to the disks.
@@ -327,21 +396,19 @@ class Host:
         finally:
             os.close(handle)
 
-    def make_node(self, path: str, major: int, minor: int, mode: int) -> None:
+    def make_node(self, path: str, major: int, minor: int, mode: int, owner: tuple[int, int] = (0, 0)) -> None:
         """Make a character device node where there is none, or put a wrong one right, with its mode and owner kept."""
         target = self.path(path)
         if self.device_numbers(path) == (major, minor):
             return
         target.parent.mkdir(parents=True, exist_ok=True)
-        owner = None
         if target.exists():
             before = target.stat()
             mode, owner = stat.S_IMODE(before.st_mode), (before.st_uid, before.st_gid)
             target.unlink()
         os.mknod(target, stat.S_IFCHR | mode, os.makedev(major, minor))
         target.chmod(mode)  # mknod's mode is masked by the umask
-        if owner is not None:
-            os.chown(target, *owner)
+        os.chown(target, *owner)
 
     def _sync_folder(self, folder: Path) -> None:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -406,6 +473,32 @@ class Host:
                         raise stop("roll.busy", path, "another gpuhost step still runs on this host", "none") from error
                     self.sleep(1)
             yield
+
+    @contextmanager
+    def flock(self, path: str, wait_s: float) -> Iterator[bool]:
+        """Hold somebody else's lock, a file or a folder; False where another has it for longer than that.
+
+        A file is made where there is none, as its owner does it. A child that outlives this process keeps the lock.
+        """
+        target = self.path(path)
+        if not target.is_dir():
+            target.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDONLY | os.O_DIRECTORY if target.is_dir() else os.O_RDWR | os.O_CREAT | os.O_APPEND
+        handle = os.open(target, flags, 0o644)
+        try:
+            end = self.clock() + wait_s
+            while not (ours := self._try_flock(handle)) and self.clock() < end:
+                self.sleep(0.2)
+            yield ours
+        finally:
+            os.close(handle)
+
+    def _try_flock(self, handle: int) -> bool:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
     def is_root(self) -> bool:
         """Whether this process may do everything."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
+from .lxc_entries import dev_entry, device_mount, device_rule, ignored_rule
 from .lxc_lines import (
     MAIN,
     PENDING,
@@ -20,12 +21,10 @@ from .lxc_lines import (
     DeviceMount,
     DeviceRule,
     Line,
-    RuleKind,
     SpanEdit,
     Style,
     display,
 )
-from .proc_devices import nvidia_node
 
 __all__ = [
     "MAIN",
@@ -46,14 +45,10 @@ __all__ = [
 _PVE_SECTION = re.compile(rb"\[(pve:pending|[a-z][a-z0-9_\-]+)\]\s*\Z", re.IGNORECASE)
 _PVE_LXC_KEY = re.compile(rb"(lxc\.[a-z0-9_\-.]+)(?::|\s*=)\s*(.*?)\s*\Z", re.DOTALL)
 _PVE_KEY = re.compile(rb"([a-z][a-z_]*\d*):\s*(\S.*?)\s*\Z", re.DOTALL)
-# liblxc trims blanks, tabs and NULs only: a CR stays in the value.
-_LXC_KEY = re.compile(rb"[ \t]*(lxc\.[^=]*?)[ \t\0]*=[ \t]*(.*?)[ \t\0]*\Z", re.DOTALL)
-_DEVICE_KEY = re.compile(r"lxc\.cgroup(2?)\.devices\.(allow|deny)\Z")
-_LOOKS_LIKE_RULE = re.compile(rb"\s*lxc\.cgroup2?\.devices\.(allow|deny)\s*[:=]", re.IGNORECASE)
-# "exactly one blank" is one isspace() character; after three access letters anything may follow.
-_NUMBERS = re.compile(rb"([abc])\s(\*|\d+):(\*|\d+)\s([rwm]{1,2}\Z|[rwm]{3})", re.DOTALL)
-_PATH = re.compile(rb"(/dev/[^ ]*) +([rwm]{1,2}(?= |\Z)|[rwm]{3})", re.DOTALL)
-_INT_MAX = 2**31 - 1  # liblxc keeps the numbers in an int
+# liblxc trims blanks and tabs only.
+_LXC_KEY = re.compile(rb"[ \t]*(lxc\.[^=]*?)[ \t]*=[ \t]*(.*?)[ \t]*\Z", re.DOTALL)
+# Proxmox splits at LF. liblxc splits at CR and LF alike (parse.c: lxc_file_for_each_line_mmap).
+_LINES = {"pve": re.compile(rb"([^\n]*?)(\r?\n|\Z)"), "lxc": re.compile(rb"([^\r\n]*)(\r\n|\r|\n|\Z)")}
 
 
 @dataclass(frozen=True)
@@ -78,26 +73,26 @@ class LxcDocument:
 
     @cached_property
     def rules(self) -> tuple[DeviceRule, ...]:
-        return tuple(rule for line in self.lines if (rule := _device_rule(line)) is not None)
+        return tuple(rule for line in self.lines if (rule := device_rule(line)) is not None)
 
     @cached_property
     def mounts(self) -> tuple[DeviceMount, ...]:
         """Bind mounts from below /dev, NVIDIA's and others."""
-        return tuple(mount for line in self.lines if (mount := _mount(line)) is not None)
+        return tuple(mount for line in self.lines if (mount := device_mount(line)) is not None)
 
     @cached_property
     def dev_entries(self) -> tuple[DevEntry, ...]:
-        return tuple(dev for line in self.lines if (dev := _dev_entry(line)) is not None)
+        return tuple(dev for line in self.lines if (dev := dev_entry(line)) is not None)
 
     @cached_property
     def includes(self) -> tuple[tuple[int, str], ...]:
-        """(line number, path) of every lxc.include of the main section; their content is not followed."""
-        return tuple((ln.number, display(ln.value)) for ln in self.entries() if ln.key == "lxc.include" and ln.value)
+        """(line number, path) of every lxc.include of the main section; lxc_includes.py follows them."""
+        return tuple((line.number, path) for line in self.entries() if (path := line.included_path))
 
     @cached_property
     def ignored_rules(self) -> tuple[Line, ...]:
         """Lines that look like a device rule and that the reader of this style does not take as one."""
-        return tuple(ln for ln in self.lines if ln.kind == "unparsed" and _LOOKS_LIKE_RULE.match(ln.raw))
+        return tuple(line for line in self.lines if ignored_rule(line))
 
     @cached_property
     def facts(self) -> ContainerFacts:
@@ -150,17 +145,22 @@ class LxcDocument:
         return b"".join(out)
 
 
-def parse(data: bytes, style: Style = "pve") -> LxcDocument:
-    """Parse any bytes; never raises. style "pve" is /etc/pve/lxc/N.conf, "lxc" is /var/lib/lxc/NAME/config."""
+@lru_cache(maxsize=1024)
+def parse(data: bytes, style: Style = "pve", file: str = "") -> LxcDocument:
+    """Parse any bytes; never raises. style "pve" is /etc/pve/lxc/N.conf, "lxc" is /var/lib/lxc/NAME/config.
+
+    file is the path of an included file; every line then carries it.
+    """
     section = MAIN
     lines: list[Line] = []
-    # keepends by LF only: bytes.splitlines would also split at a lone CR, which neither reader does.
-    raws = [part + b"\n" for part in data.split(b"\n")]
-    raws[-1] = raws[-1][:-1]
-    for number, raw in enumerate((raw for raw in raws if raw), start=1):
-        line = _pve_line(number, raw, section) if style == "pve" else _lxc_line(number, raw)
+    # For liblxc the file ends at the first NUL.
+    text, nul, rest = data.partition(b"\0") if style == "lxc" else (data, b"", b"")
+    for number, (body, eol) in enumerate((m.groups() for m in _LINES[style].finditer(text) if m.group()), start=1):
+        line = _pve_line(number, body, eol, section) if style == "pve" else _lxc_line(number, body, eol, file)
         section = line.section
         lines.append(line)
+    if nul:
+        lines.append(Line(len(lines) + 1, nul + rest, b"", section, "unparsed", file=file))
     return LxcDocument(style, tuple(lines))
 
 
@@ -170,98 +170,41 @@ def vmid_of(file_name: str) -> int | None:
     return int(found.group(1)) if found else None
 
 
-def _pve_line(number: int, raw: bytes, section: str) -> Line:
-    body = raw[:-1] if raw.endswith(b"\n") else raw
+def _pve_line(number: int, body: bytes, eol: bytes, section: str) -> Line:
     if not body.strip():
-        return Line(number, raw, section, "blank")
+        return Line(number, body, eol, section, "blank")
     header = _PVE_SECTION.match(body)
     if header:
         name = header.group(1).decode("ascii")
-        return Line(number, raw, PENDING if name.lower() == PENDING else name, "section")
+        return Line(number, body, eol, PENDING if name.lower() == PENDING else name, "section")
     if body.startswith(b"#"):
-        return Line(number, raw, section, "comment")
-    found = _PVE_LXC_KEY.match(body) or _PVE_KEY.match(body)
+        return Line(number, body, eol, section, "comment")
+    raw_lxc = _PVE_LXC_KEY.match(body)
+    found = raw_lxc or _PVE_KEY.match(body)
     if not found:
-        return Line(number, raw, section, "unparsed")
-    return Line(number, raw, section, "entry", found.group(1).decode("ascii"), 0, *found.span(2))
+        return Line(number, body, eol, section, "unparsed")
+    # Proxmox hands `lxc.*` values to liblxc as they are.
+    span = _unquoted(body, *found.span(2)) if raw_lxc else found.span(2)
+    return Line(number, body, eol, section, "entry", found.group(1).decode("ascii"), 0, *span)
 
 
-def _lxc_line(number: int, raw: bytes) -> Line:
-    body = raw[:-1] if raw.endswith(b"\n") else raw
-    if not body.strip(b" \t\0"):
-        return Line(number, raw, MAIN, "blank")
+def _lxc_line(number: int, body: bytes, eol: bytes, file: str) -> Line:
+    if not body.strip(b" \t"):
+        return Line(number, body, eol, MAIN, "blank", file=file)
     if body.lstrip(b" \t").startswith(b"#"):
-        return Line(number, raw, MAIN, "comment")
+        return Line(number, body, eol, MAIN, "comment", file=file)
     found = _LXC_KEY.match(body)
     if not found:
-        return Line(number, raw, MAIN, "unparsed")
-    start, end = found.span(2)
-    if end - start > 1 and body[start : start + 1] in (b"'", b'"') and body[start] == body[end - 1]:
-        start, end = start + 1, end - 1  # liblxc strips one pair of quotes
+        return Line(number, body, eol, MAIN, "unparsed", file=file)
     # latin-1 keeps one character per byte, so that separator's arithmetic holds for any key.
-    return Line(number, raw, MAIN, "entry", found.group(1).decode("latin-1"), found.start(1), start, end)
+    key, span = found.group(1).decode("latin-1"), _unquoted(body, *found.span(2))
+    return Line(number, body, eol, MAIN, "entry", key, found.start(1), *span, file)
 
 
-def _device_rule(line: Line) -> DeviceRule | None:
-    key = _DEVICE_KEY.match(line.key) if line.kind == "entry" else None
-    if not key:
-        return None
-    version, allow = (2 if key.group(1) else 1), key.group(2) == "allow"
-
-    def rule(kind: RuleKind, **more: object) -> DeviceRule:
-        return DeviceRule(line.number, line.section, line.key, version, allow, kind, line.text, **more)  # type: ignore[arg-type]
-
-    value = line.value
-    if value in (b"", b"a"):
-        return rule("all") if value else rule("clear")
-    path = _PATH.match(value)
-    if path:
-        return rule("path", path=display(path.group(1)), access=path.group(2).decode("ascii"))
-    numbers = _NUMBERS.match(value)
-    problem = _problem(numbers)
-    if problem or not numbers:
-        return rule("malformed", malformed=problem)
-    major, minor = numbers.group(2), numbers.group(3)
-    return rule(
-        "numbers",
-        type=numbers.group(1).decode("ascii"),
-        major=None if major == b"*" else int(major),
-        minor=None if minor == b"*" else int(minor),
-        access=numbers.group(4).decode("ascii"),
-        major_span=(line.value_start + numbers.start(2), line.value_start + numbers.end(2)),
-    )
-
-
-def _problem(numbers: re.Match[bytes] | None) -> str:
-    """Why liblxc would refuse the numbers of a rule, or read other ones; empty when it would not."""
-    if not numbers:
-        return "not 'type major:minor access' with one blank and 1-3 letters of rwm"
-    digits = [number for number in numbers.group(2, 3) if number != b"*"]
-    if any(len(number) > 1 and number.startswith(b"0") for number in digits):
-        return "a leading zero makes liblxc read the number as octal"
-    if any(len(number) > 10 or int(number) > _INT_MAX for number in digits):
-        return "the number is too large for a device number"
-    return ""
-
-
-def _mount(line: Line) -> DeviceMount | None:
-    if line.kind != "entry" or line.key != "lxc.mount.entry":
-        return None
-    fields = display(line.value).split()
-    if not fields or not fields[0].startswith("/dev/"):
-        return None
-    options = tuple(fields[3].split(",")) if len(fields) > 3 else ()
-    return DeviceMount(line.number, line.section, fields[0], options, nvidia_node(fields[0]))
-
-
-def _dev_entry(line: Line) -> DevEntry | None:
-    if line.kind != "entry" or not re.fullmatch(r"dev\d+", line.key):
-        return None
-    parts = [part.strip() for part in display(line.value).split(",")]
-    # The path is the default key of the property string: first and bare, or path= anywhere.
-    named = [part[len("path=") :] for part in parts if part.startswith("path=")]
-    path = (named or parts)[0]
-    return DevEntry(line.number, line.section, line.key, path, nvidia_node(path))
+def _unquoted(body: bytes, start: int, end: int) -> tuple[int, int]:
+    """The span of a value without the one pair of quotes that liblxc strips."""
+    quoted = end - start > 1 and body[start : start + 1] in (b"'", b'"') and body[start] == body[end - 1]
+    return (start + 1, end - 1) if quoted else (start, end)
 
 
 def _boolean(text: str | None) -> bool | None:

@@ -5,6 +5,7 @@ Values only; lxc_config.py reads them from bytes.
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,46 +24,74 @@ def display(data: bytes) -> str:
     return data.decode("utf-8", errors="backslashreplace")
 
 
+# Files of the distribution: an upgrade of the package overwrites them, so nothing is rewritten there.
+_DISTRIBUTION = ("/usr/share/lxc/", "/usr/share/lxcfs/")
+
+
+def is_distribution(file: str) -> bool:
+    """Whether an included file belongs to the distribution."""
+    return ("/" + posixpath.normpath(file).lstrip("/")).startswith(_DISTRIBUTION)
+
+
+def place(file: str, line: int) -> str:
+    """Where a line stands, for people; the container's own file has no name here."""
+    return f"{shown(file)} line {line}" if file else f"config line {line}"
+
+
+def shown(path: str) -> str:
+    """A path for messages: bytes that are not UTF-8 become backslash escapes."""
+    return display(path.encode("utf-8", "surrogateescape"))
+
+
 @dataclass(frozen=True)
 class Line:
-    """One line: number from 1, raw bytes with its line end, and the span of its value inside raw."""
+    """One line: number from 1, its bytes without and with its line end, and the span of its value inside them.
+
+    file is "" for the container's own file, else the path under which the file was included.
+    """
 
     number: int
-    raw: bytes
+    body: bytes
+    eol: bytes
     section: str
     kind: LineKind
     key: str = ""
     key_start: int = 0
     value_start: int = 0
     value_end: int = 0
+    file: str = ""
+
+    @property
+    def raw(self) -> bytes:
+        return self.body + self.eol
 
     @property
     def value(self) -> bytes:
-        return self.raw[self.value_start : self.value_end]
+        return self.body[self.value_start : self.value_end]
 
     @property
-    def eol(self) -> bytes:
-        """The line end: CRLF, LF, or nothing on a last line without one."""
-        if not self.raw.endswith(b"\n"):
-            return b""
-        return b"\r\n" if self.raw.endswith(b"\r\n") else b"\n"
+    def included_path(self) -> str:
+        """The file or folder that the line includes; "" for other lines, and where the value is empty."""
+        is_include = self.kind == "entry" and self.key == "lxc.include"
+        return self.value.decode("utf-8", "surrogateescape") if is_include else ""
 
     @property
     def separator(self) -> bytes:
         """What stands between key and value, e.g. b": " or b" = "."""
-        return self.raw[self.key_start + len(self.key) : self.value_start]
+        return self.body[self.key_start + len(self.key) : self.value_start]
 
     @property
     def text(self) -> str:
         """The line without its end, for messages; bytes that are not UTF-8 are shown as escapes."""
-        return display(self.raw[: len(self.raw) - len(self.eol)])
+        return display(self.body)
 
 
 @dataclass(frozen=True)
 class DeviceRule:
     """One device rule. major and minor are None for `*`; malformed says why liblxc would refuse the rule.
 
-    version is the cgroup version of the key; major_span are byte offsets of the number inside the raw line.
+    version is the cgroup version of the key; major_span are byte offsets of the number inside the raw line. file is
+    as in Line.
     """
 
     line: int
@@ -79,6 +108,17 @@ class DeviceRule:
     path: str = ""
     malformed: str = ""
     major_span: tuple[int, int] = (0, 0)
+    file: str = ""
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """The line that the rule was read from; a file that is included twice gives two rules with one place."""
+        return self.file, self.line
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the rule stands in a file of the distribution, which is never rewritten."""
+        return bool(self.file) and is_distribution(self.file)
 
 
 @dataclass(frozen=True)
@@ -90,6 +130,7 @@ class DeviceMount:
     source: str
     options: tuple[str, ...]
     node: NvidiaNode | None
+    file: str = ""
 
     @property
     def optional(self) -> bool:

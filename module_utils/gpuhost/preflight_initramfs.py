@@ -37,7 +37,9 @@ def proofs(seen: Evidence) -> list[Proof]:
             proof("initramfs inside", False, "boot.initramfs_tool_missing", f"no program {name}", "unpacked", step),
         ]
     except ValueError as error:
-        return [fresh, proof("initramfs inside", False, "boot.initramfs_damaged", str(error), "whole")]
+        step = f"Rebuild it with: update-initramfs -u -k {seen.target}; then run the same command again."
+        observed = f"{seen.image_path}: {error}"
+        return [fresh, proof("initramfs inside", False, "boot.initramfs_damaged", observed, "whole", step)]
     held = initramfs.modules(image)
     return [
         fresh,

@@ -7,8 +7,9 @@ reuses the same numbers for other drivers (254 is gpiochip in one and mdp in the
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 # Exact driver names as the NVIDIA modules register them. Never a prefix: "nvidia-fs" or "nvidia_p2p_vendor" of
 # somebody else must not become ours. The order is the order of importance when something has to be presumed.
@@ -33,6 +34,10 @@ _DYNAMIC = (range(234, 255), range(384, 512))
 # Numbers without a fixed owner: local/experimental use, reserved 255, and the dynamic ranges (devices.txt).
 _UNASSIGNED = (range(60, 64), range(120, 128), range(234, 256), range(384, 512))
 
+# Driver name -> its number, or all numbers that rules may still name it by, the newest first.
+Record = Mapping[str, int | Sequence[int]]
+Table = Mapping[str, int]
+
 _ENTRY = re.compile(r"\s*([0-9]{1,9})\s+(\S.*?)\s*\Z")
 _HEADER = re.compile(r"\s*(Character|Block) devices:\s*\Z")
 
@@ -47,17 +52,28 @@ class CharacterMajors:
 
     entries: tuple[tuple[int, str], ...] = ()
 
+    @cached_property
+    def _by_name(self) -> dict[str, int]:
+        return {name: major for major, name in reversed(self.entries)}
+
+    @cached_property
+    def _by_major(self) -> dict[int, tuple[str, ...]]:
+        found: dict[int, tuple[str, ...]] = {}
+        for major, name in self.entries:
+            found[major] = (*found.get(major, ()), name)
+        return found
+
     def major_of(self, name: str) -> int | None:
         """The first major registered under exactly this name, or None."""
-        return next((major for major, owner in self.entries if owner == name), None)
+        return self._by_name.get(name)
 
     def names_of(self, major: int) -> tuple[str, ...]:
         """All names on this major in file order; empty when no driver owns it."""
-        return tuple(name for number, name in self.entries if number == major)
+        return self._by_major.get(major, ())
 
     def nvidia_name_of(self, major: int) -> str | None:
         """The first NVIDIA name on this major, or None."""
-        return next((name for name in self.names_of(major) if name in NVIDIA_NAMES), None)
+        return next((name for name in self._by_major.get(major, ()) if name in NVIDIA_NAMES), None)
 
     def foreign_name_of(self, major: int) -> str | None:
         """The first name on this major when no NVIDIA name is there too, or None."""
@@ -120,13 +136,29 @@ def nvidia_majors(majors: CharacterMajors) -> dict[str, int]:
     return {name: major for name, major in found if major is not None}
 
 
-def names_by_major(recorded: Mapping[str, int]) -> dict[int, tuple[str, ...]]:
-    """Invert a record; names that are not NVIDIA's are left out, so a foreign entry can never claim a rule."""
-    inverse: dict[int, tuple[str, ...]] = {}
-    for name in NVIDIA_NAMES:
-        if name in recorded:
-            inverse[recorded[name]] = (*inverse.get(recorded[name], ()), name)
-    return inverse
+def record_tables(recorded: Record) -> tuple[Table, ...]:
+    """The tables that a record holds, newest first; a driver with fewer numbers than others kept its oldest one.
+
+    Names that are not NVIDIA's are left out, so a foreign entry can never claim a rule.
+    """
+    numbers = {
+        name: (found,) if isinstance(found, int) else tuple(found)
+        for name in NVIDIA_NAMES
+        if (found := recorded.get(name)) is not None
+    }
+    depth = max((len(found) for found in numbers.values()), default=0)
+    return tuple(
+        {name: found[min(age, len(found) - 1)] for name, found in numbers.items() if found} for age in range(depth)
+    )
+
+
+def names_by_major(recorded: Record) -> dict[int, tuple[str, ...]]:
+    """Invert a record: the NVIDIA names of each number, the newest claim first."""
+    inverse: dict[int, dict[str, None]] = {}
+    for table in record_tables(recorded):
+        for name, major in table.items():
+            inverse.setdefault(major, {})[name] = None
+    return {major: tuple(names) for major, names in inverse.items()}
 
 
 def is_dynamic(major: int) -> bool:

@@ -18,6 +18,7 @@ UNIT_TEXT = f"""# Managed by gpuhost: there only while a kernel upgrade is under
 [Unit]
 Description=gpuhost: back into service, where a kernel upgrade was cut off or did not hold
 After=network.target lxc-net.service lxc.service systemd-modules-load.service nvidia-persistenced.service
+After=gpuhost-devices.service pve-cluster.service pve-guests.service
 ConditionPathExists=/var/lib/gpuhost/roll.json
 
 [Service]

@@ -12,6 +12,8 @@ from .host_io import Host
 
 FOLDER = "/var/lib/gpuhost"
 ROLL_FILE = "/var/lib/gpuhost/roll.json"
+LOCK_FILE = "/var/lib/gpuhost/lock"
+"""Whoever acts on the host holds it: a controller's module, or one of our units."""
 VERSION = 2
 
 
@@ -57,6 +59,7 @@ class ReturnOrders:
     """What the host needs to know to gate itself on the way back, when no controller is there to say it."""
 
     python: str = "/usr/bin/python3"
+    user: str = ""
     targets: tuple[str, ...] = ()
     timeout_s: int = 120
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from . import deadman, loaders, return_service, workloads
+from . import deadman, devices_boot, devices_unit, loaders, return_service, workloads
 from .documents import make_head
 from .host_io import Host
 from .rollfile import Roll, load
@@ -27,6 +27,8 @@ def read(host: Host, name: str = "", run_id: str = "") -> dict[str, Any]:
         "deadman": asdict(deadman.state(host)),
         "return_service": return_service.is_installed(host),
         "autostart_held": host.exists(workloads.HOLD_FILE),
+        "devices_at_boot": devices_unit.installed(host),
+        "healed_at_boot": devices_boot.healed(host),
     }
 
 
@@ -70,6 +72,11 @@ def as_lines(status: dict[str, Any]) -> list[str]:
         lines.append("return service installed")
     if status["autostart_held"]:
         lines.append("autostart of containers is held off")
+    if status["devices_at_boot"] != "nothing":
+        lines.append(f"before containers start at boot: {status['devices_at_boot']} ({devices_unit.UNIT})")
+    healed = status["healed_at_boot"]
+    if healed:
+        lines.append(f"by itself at the boot of {healed['taken_at']}: {'; '.join(healed['lines'])}")
     return lines
 
 

@@ -10,11 +10,9 @@ from . import deadman
 from .documents import as_dict, utc_now
 from .errors import DEFECTS, Stop, defect
 from .host_io import Host
-from .rollfile import Roll, load, load_open, open_roll, save, with_step
-from .survey import read_majors
+from .majors_record import running as majors_of
+from .rollfile import LOCK_FILE, Roll, load, load_open, open_roll, save, with_step
 from .workloads import gpu_nodes
-
-LOCK_FILE = "/var/lib/gpuhost/lock"
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ def current_roll(host: Host, params: dict[str, Any], check: bool, *, may_open: b
     if params.get("plan") and (may_open or check):
         running = host.read_line("/proc/sys/kernel/osrelease")
         nodes = gpu_nodes(host)
-        return open_roll(params["host_name"], params["run_id"], params["plan"], running, read_majors(host), nodes)
+        return open_roll(params["host_name"], params["run_id"], params["plan"], running, majors_of(host), nodes)
     return load_open(host)
 
 

@@ -8,11 +8,22 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from . import apt, apt_guard, boot, dkms, driver_facts, driver_source, kernel, loaders, target_modules, workloads
+from . import (
+    apt,
+    apt_guard,
+    boot,
+    dkms,
+    driver_facts,
+    driver_source,
+    kernel,
+    loaders,
+    majors_record,
+    target_modules,
+    workloads,
+)
 from .documents import as_dict, make_head
 from .errors import Stop, stop
 from .host_io import Host
-from .proc_devices import nvidia_majors, parse_character_majors
 from .rollfile import Roll, load
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -65,7 +76,7 @@ def collect(host: Host, name: str, run_id: str, apt_max_age_s: int | None) -> di
         "driver": driver_facts.read(host, running, installed_versions(packages)),
         # dkms status unpacks and compares every module: seconds on a host with several kernels. The preflight needs it.
         "dkms": [name for name in host.names("/var/lib/dkms") if dkms.is_nvidia_driver(name)],
-        "majors": read_majors(host),
+        "majors": majors_record.running(host),
         "gpus": driver_facts.read_gpus(host),
         "containers": workloads.survey(host),
         "roll": None if roll is None else as_dict(roll),
@@ -178,11 +189,6 @@ def companion_packages(installed: dict[str, str], running: str, release: str) ->
         target_modules.extra_package(running, release, installed),
     ]
     return [name for name in names if name]
-
-
-def read_majors(host: Host) -> dict[str, int]:
-    """NVIDIA's character majors as they are now, by driver name."""
-    return dict(nvidia_majors(parse_character_majors(host.read("/proc/devices") or "")))
 
 
 def _read_roll(host: Host) -> tuple[Roll | None, str | None]:

@@ -1,6 +1,6 @@
-"""What runs on the host: found, stopped and remembered, held off, and brought back. Plain LXC in this version.
+"""What runs on the host: found, stopped and remembered, held off, and brought back. Plain LXC and Proxmox containers.
 
-Proxmox's containers, virtual machines and everything else that holds a GPU are recognised, and block a drain: a host
+Virtual machines and everything else that holds a GPU are recognised, and block a drain (foreign_workloads): a host
 whose workload can't be brought back must not be rebooted.
 """
 
@@ -10,52 +10,64 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from . import lxc_config
+from . import containers, containers_lxc, containers_pve, units
+from .containers import Container
 from .documents import Blocker
-from .errors import Stop, blocker, stop
+from .errors import Stop, stop
+from .foreign_workloads import gpu_processes, in_the_way
 from .host_io import Host
-from .rollfile import Roll, Workload
+from .rollfile import Roll, Workload, load
 
-LXC_FOLDER = "/var/lib/lxc"
+__all__ = ["gpu_processes", "in_the_way"]
+
 STOP_FOR_REBOOT_S = 60
+READY_S = 120
 HOLD_FILE = "/var/lib/gpuhost/hold"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 HELD_UNITS = ("lxc.service", "lxc@.service", "apt-daily.service", "apt-daily-upgrade.service")
 """Containers, and apt's daily runs: they start at boot and hold dpkg's lock, or change packages under a trial."""
-HOLD_DROP_INS = tuple(f"/etc/systemd/system/{unit}.d/50-gpuhost-hold.conf" for unit in HELD_UNITS)
+PVE_GUESTS = "pve-guests.service"
+_FOLDER, _NAME = "/etc/systemd/system", "50-gpuhost-hold.conf"
+HOLD_DROP_INS = tuple(f"{_FOLDER}/{unit}.d/{_NAME}" for unit in HELD_UNITS)
+PVE_HOLD_DROP_IN = f"{_FOLDER}/{PVE_GUESTS}.d/{_NAME}"
 HOLD_DROP_IN = b"""# Managed by gpuhost: between drain and hand back nothing of this starts by itself.
 [Unit]
 ConditionPathExists=!/var/lib/gpuhost/hold
 """
-# Processes that hold a GPU because they serve it, not because they use it.
-# Names as /proc/PID/comm has them: cut to 15 characters.
-GPU_SERVICES = frozenset({"nvidia-persiste", "nv-hostengine", "nv-fabricmanage", "nvidia-imex", "dcgm-exporter"})
+# One of the two has to be met: gate and hand back start single containers while the hold is there.
+HOLD_DROP_IN_INSTANCES = f"""# Managed by gpuhost: between drain and hand back nothing of this starts by itself.
+[Unit]
+ConditionPathExists=|!/var/lib/gpuhost/hold
+ConditionPathExists=|{containers_lxc.START_FOLDER}/%i
+""".encode()
+ACTIVATE_DROP_IN = f"/run/systemd/system/{PVE_GUESTS}.d/50-gpuhost-activate.conf"
+ACTIVATE = b"""# Managed by gpuhost, there for a moment only: the unit becomes active without starting any guest.
+[Unit]
+RefuseManualStart=no
+[Service]
+ExecStartPre=
+ExecStart=
+ExecStart=/bin/true
+"""
 GPU_NODE = re.compile(r"/dev/nvidia\d+")
-_LXC_CGROUP = re.compile(r"/lxc\.payload\.([^/\n]+)|/lxc/([^/\n]+)")
-# Virtual machines and other containers: their parents' names in /proc/PID/comm.
-FOREIGN_GUESTS = re.compile(r"qemu-system.*|kvm|containerd-shim.*|conmon")
 
 
 def survey(host: Host) -> list[dict[str, Any]]:
-    """Every plain LXC container of this node: name, running, autostart, start order, whether it mounts a GPU."""
-    running = running_containers(host)
-    found = []
-    for name, config in container_configs(host).items():
-        document = lxc_config.parse(config, "lxc")
-        nodes = {mount.node.path for mount in document.mounts if mount.node and mount.section == lxc_config.MAIN}
-        found.append(
-            {
-                "name": name,
-                "engine": "lxc",
-                "config_path": config_path(name),
-                "running": name in running,
-                "autostart": bool(document.facts.autostart),
-                "order": document.facts.order or 0,
-                "gpu": bool(nodes),
-                "gpu_nodes": sorted(path for path in nodes if GPU_NODE.fullmatch(path)),
-            }
-        )
-    return found
+    """Every container of this node in start order: name, engine, running, autostart, order, whether it gets a GPU."""
+    running = containers.running(host)
+    return [
+        {
+            "name": item.name,
+            "engine": item.engine,
+            "config_path": item.config_path,
+            "running": item.name in running,
+            "autostart": item.autostart,
+            "order": item.order,
+            "gpu": bool(item.gpu_paths),
+            "gpu_nodes": [path for path in item.gpu_paths if GPU_NODE.fullmatch(path)],
+        }
+        for item in containers.containers(host)
+    ]
 
 
 def gpu_nodes(host: Host) -> tuple[str, ...]:
@@ -63,67 +75,14 @@ def gpu_nodes(host: Host) -> tuple[str, ...]:
     return tuple(path for path in (f"/dev/{name}" for name in host.names("/dev")) if GPU_NODE.fullmatch(path))
 
 
-def config_path(name: str) -> str:
-    """Where a plain LXC container's config lies."""
-    return f"{LXC_FOLDER}/{name}/config"
-
-
-def container_configs(host: Host) -> dict[str, bytes]:
-    """Name to config bytes of every plain LXC container."""
-    configs = {name: host.read_bytes(config_path(name)) for name in host.names(LXC_FOLDER)}
-    return {name: data for name, data in configs.items() if data is not None}
-
-
-def running_containers(host: Host) -> set[str]:
-    """Names of the containers that run. Empty where LXC is not installed."""
-    result = host.run(["lxc-ls", "-1", "--running"])
-    if result.rc == 127:
-        return set()
-    if result.rc != 0:
-        # "Nothing runs" would be the worst answer: the host would be rebooted under its containers.
-        raise stop("host.module_failed", "lxc-ls --running", result.last_line)
-    return set(result.stdout.split())
-
-
-def in_the_way(host: Host) -> list[Blocker]:
-    """What runs here that this version can't stop and bring back."""
-    found = []
-    if host.names("/etc/pve/lxc") or host.names("/etc/pve/qemu-server"):
-        found.append(blocker("workload.blocks", "/etc/pve", "guests of Proxmox VE", "plain LXC containers only"))
-    for entry in host.names("/proc"):
-        comm = host.read_line(f"/proc/{entry}/comm") if entry.isdigit() else ""
-        in_container = _LXC_CGROUP.search(host.read(f"/proc/{entry}/cgroup") or "") if comm else None
-        if FOREIGN_GUESTS.fullmatch(comm) and not in_container:
-            found.append(
-                blocker("workload.blocks", f"process {entry} ({comm})", "a guest that this version can't stop")
-            )
-    for pid, name, container in gpu_processes(host):
-        if container is None and name not in GPU_SERVICES:
-            found.append(
-                blocker("workload.blocks", f"process {pid} ({name})", "holds a GPU outside of any container", "none")
-            )
-    return found
-
-
-def gpu_processes(host: Host) -> list[tuple[int, str, str | None]]:
-    """(pid, command name, container) of every process that has an NVIDIA device node open."""
-    found = []
-    for pid in host.names("/proc"):
-        if not pid.isdigit() or not host.holds_open(int(pid), "/dev/nvidia"):
-            continue
-        match = _LXC_CGROUP.search(host.read(f"/proc/{pid}/cgroup") or "")
-        container = (match.group(1) or match.group(2)) if match else None
-        found.append((int(pid), host.read_line(f"/proc/{pid}/comm"), container))
-    return found
-
-
 def take_inventory(host: Host) -> tuple[Workload, ...]:
     """The workloads as they are now, in start order."""
-    items = [
-        Workload("lxc", item["name"], item["running"], item["autostart"], item["order"], _state(item["running"]))
+    return tuple(
+        Workload(
+            item["engine"], item["name"], item["running"], item["autostart"], item["order"], _state(item["running"])
+        )
         for item in survey(host)
-    ]
-    return tuple(sorted(items, key=lambda item: (item.order, item.name)))
+    )
 
 
 def remembered(host: Host, roll: Roll) -> tuple[Workload, ...]:
@@ -134,8 +93,11 @@ def remembered(host: Host, roll: Roll) -> tuple[Workload, ...]:
     """
     if host.exists(HOLD_FILE) and roll.workloads:
         return roll.workloads
-    ours = {item.name for item in roll.workloads if item.was_running and item.state == "stopped"}
-    return tuple(replace(item, was_running=item.was_running or item.name in ours) for item in take_inventory(host))
+    ours = {item.name: item.kind for item in roll.workloads if item.was_running and item.state == "stopped"}
+    return tuple(
+        replace(item, was_running=True, kind=ours[item.name]) if item.name in ours and not item.was_running else item
+        for item in take_inventory(host)
+    )
 
 
 def _state(running: bool) -> str:
@@ -147,8 +109,10 @@ def hold(host: Host) -> None:
 
     The file says in which boot this was: after the next one nobody may be there any more who would release it.
     """
-    for path in HOLD_DROP_INS:
-        host.write_atomic(path, HOLD_DROP_IN)
+    for unit, path in zip(HELD_UNITS, HOLD_DROP_INS, strict=True):
+        host.write_atomic(path, HOLD_DROP_IN_INSTANCES if unit == "lxc@.service" else HOLD_DROP_IN)
+    if containers_pve.is_here(host):
+        host.write_atomic(PVE_HOLD_DROP_IN, HOLD_DROP_IN)
     text = f"A gpuhost roll is open: see /var/lib/gpuhost/roll.json\nboot {host.read_line(BOOT_ID)}\n"
     host.write_atomic(HOLD_FILE, text.encode())
     _reload(host)
@@ -156,7 +120,7 @@ def hold(host: Host) -> None:
 
 def is_held(host: Host) -> bool:
     """Whether there is anything of a hold."""
-    return any(map(host.exists, (HOLD_FILE, *HOLD_DROP_INS)))
+    return any(map(host.exists, (HOLD_FILE, *HOLD_DROP_INS, PVE_HOLD_DROP_IN)))
 
 
 def held_in_this_boot(host: Host) -> bool:
@@ -167,7 +131,8 @@ def held_in_this_boot(host: Host) -> bool:
 def release(host: Host) -> bool:
     """Lift the hold; whether there was one."""
     held = host.remove(HOLD_FILE)
-    for path in HOLD_DROP_INS:
+    of_pve = [PVE_HOLD_DROP_IN] if host.exists(PVE_HOLD_DROP_IN) else []
+    for path in (*HOLD_DROP_INS, *of_pve):
         held = host.remove(path) or held
         host.remove_empty_folder(path.rpartition("/")[0])
     if held:
@@ -175,7 +140,27 @@ def release(host: Host) -> bool:
         # The condition kept the unit from starting at boot. Without it nobody stops the containers at a shutdown.
         if host.run(["systemctl", "is-enabled", "lxc.service"]).rc == 0:
             host.run(["systemctl", "start", "lxc.service"], timeout_s=300)
+        _activate_pve_guests(host)
     return held
+
+
+def _activate_pve_guests(host: Host) -> None:
+    """Let systemd know that Proxmox's guests are up, so that a shutdown stops them in their order (its ExecStop).
+
+    A plain start is refused (RefuseManualStart=true in pve-manager), and would start every guest with onboot=1, also
+    those that were stopped before the roll.
+    """
+    enabled = containers_pve.is_here(host) and host.run(["systemctl", "is-enabled", PVE_GUESTS]).rc == 0
+    if not enabled or host.run(["systemctl", "is-active", PVE_GUESTS]).rc == 0:
+        return
+    host.write_atomic(ACTIVATE_DROP_IN, ACTIVATE)
+    try:
+        _reload(host)
+        host.run(["systemctl", "start", PVE_GUESTS], timeout_s=300)
+    finally:
+        host.remove(ACTIVATE_DROP_IN)
+        host.remove_empty_folder(ACTIVATE_DROP_IN.rpartition("/")[0])
+        _reload(host)
 
 
 def _reload(host: Host) -> None:
@@ -184,30 +169,45 @@ def _reload(host: Host) -> None:
         raise stop("host.module_failed", "systemctl daemon-reload", result.last_line)
 
 
-def stop_container(host: Host, name: str, timeout_s: int) -> None:
-    """Ask a container to shut down and wait. It is not killed: raises Stop(workload.not_stopped)."""
-    result = host.run(["lxc-stop", "-n", name, "--nokill", "-t", str(timeout_s)], timeout_s=timeout_s + 30)
-    if name in running_containers(host):
-        raise stop("workload.not_stopped", f"container {name}", f"still runs after {timeout_s} s ({result.last_line})")
+def wait_until_ready(host: Host, names: list[str]) -> list[str]:
+    """Wait until the init of each is up; lines about those that are not after READY_S. A model may take longer."""
+    there = _by_name(host)
+    late = containers.wait_until_ready(host, [there[name] for name in names if name in there], READY_S)
+    return [f"container {item.name} has not started everything after {READY_S} s" for item in late]
 
 
 def start_container(host: Host, name: str) -> bool:
-    """Start a container if it does not run; whether it had to. Raises Stop(workload.not_back)."""
-    if name in running_containers(host):
-        return False
-    result = host.run(["lxc-start", "-n", name], timeout_s=120)
-    if result.rc != 0 or name not in running_containers(host):
-        raise stop("workload.not_back", f"container {name}", f"did not start: {result.last_line}", "running")
-    return True
+    """Start a container as it ran before, if it does not run; whether it had to. Raises Stop(workload.not_back)."""
+    roll = load(host)
+    known = {item.name: item for item in roll.workloads} if roll is not None and roll.is_open else {}
+    kind = known[name].kind if name in known else None
+    return containers.start(host, _container(_by_name(host), name, kind))
+
+
+def _by_name(host: Host) -> dict[str, Container]:
+    return {item.name: item for item in containers.containers(host)}
+
+
+def _container(there: dict[str, Container], name: str, kind: str | None) -> Container:
+    """A container as drain has found it: what its unit ran then is its unit's again, although it is stopped now."""
+    found = there.get(name)
+    if found is None:
+        of_pve = kind == containers.PVE
+        path = containers_pve.config_path(name) if of_pve else containers_lxc.config_path(name)
+        return Container(name, kind or containers.LXC, path, "pve" if of_pve else "lxc", b"")
+    plain = (containers.LXC, containers.LXC_UNIT)
+    return replace(found, engine=kind) if kind in plain and found.engine in plain else found
 
 
 def drain(host: Host, roll: Roll, timeout_s: int) -> tuple[Roll, list[str]]:
     """Stop what runs, last started first. If one does not stop, what had been stopped starts again."""
     stopped: list[str] = []
+    there = _by_name(host)
+    running = containers.running(host)
     try:
         for item in reversed(roll.workloads):
-            if item.name in running_containers(host):
-                stop_container(host, item.name, timeout_s)
+            if item.name in running:
+                containers.stop(host, _container(there, item.name, item.kind), timeout_s)
                 stopped.append(item.name)
     except Stop:
         hand_back(host, replace(roll, workloads=tuple(item for item in roll.workloads if item.name in stopped)))
@@ -225,15 +225,28 @@ def stop_for_reboot(host: Host, roll: Roll) -> list[str]:
 
 
 def hand_back(host: Host, roll: Roll) -> tuple[Roll, list[str], list[Blocker]]:
-    """Start again, in order, what ran before. One that does not start keeps none of the others down."""
+    """Start again, in order, what ran before. One that does not start keeps none of the others down.
+
+    Between two starts it waits as the first one's owner has set it (Proxmox's ``up=``, LXC's lxc.start.delay).
+    """
     lines, states, failed = [], [], []
+    wanted = [item.name for item in roll.workloads if item.was_running]
+    if any(item.kind == containers.PVE for item in roll.workloads if item.was_running):
+        units.prove_pve(host, containers_pve.QUORUM_S)  # at boot it takes its time; without it their starts fail
+    try:
+        there = _by_name(host)
+    except (Stop, OSError):
+        there = {}  # whatever can't be read now: each is known by its name, and its own start says what is wrong
     for item in roll.workloads:
         state = "back" if item.was_running else "stopped"
+        container = _container(there, item.name, item.kind)
         try:
-            if item.was_running and start_container(host, item.name):
+            if item.was_running and containers.start(host, container):
                 lines.append(f"container {item.name} started")
+                host.sleep(container.delay_s if item.name != wanted[-1] else 0)
         except Stop as error:
             failed.append(error.blocker)
             state = "stopped"
         states.append(replace(item, state=state))
+    lines += wait_until_ready(host, [item.name for item in states if item.state == "back"])
     return replace(roll, workloads=tuple(states)), lines, failed

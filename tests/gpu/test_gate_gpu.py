@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu_checks.build_zipapp import build
-from gpuhost import check_runner, devices, gate
+from gpuhost import check_runner, devices, gate, host_nodes
 from gpuhost.blockers import KNOWN_CHECKS
 from gpuhost.host_io import Host
 
@@ -31,34 +31,36 @@ def test_a_healthy_gpu_passes_the_gate(tmp_path: Path, monkeypatch: pytest.Monke
     order = check_runner.Order(data, list(KNOWN_CHECKS), sys.executable, 60)
     expected = check_runner.expected_gpus(host, "host", ())
     answer = check_runner.measure(host, "host", order, expected)
-    result = gate.judge("gpu1", "run", "kernel", ["device_access"], {"host": {**answer, "stale": []}})
+    result = gate.judge("gpu1", "run", "kernel", ["device_access", "cuda"], {"host": {**answer, "stale": []}})
     print(json.dumps([vars(item) for item in result.verdicts], indent=1))
     assert result.status == "pass", result.sentence
     assert {item.check: item.status for item in result.verdicts if not item.required} == {
-        "cuda": "not_measured",
         "p2p": "not_measured",
         "allreduce": "not_measured",
     }
 
 
-def test_one_gpu_less_than_expected_does_not_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("check", "cause"), [("device_access", "device.gpu_count"), ("cuda", "cuda.gpu_count")])
+def test_one_gpu_less_than_expected_does_not_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: str, cause: str
+) -> None:
     """The gate that cannot fail is a defect: here it does."""
     archive = tmp_path / "gpu_checks.pyz"
     build(archive)
     monkeypatch.setattr(check_runner, "ARCHIVE", str(archive))
-    order = check_runner.Order(archive.read_bytes(), ["device_access"], sys.executable, 60)
+    order = check_runner.Order(archive.read_bytes(), [check], sys.executable, 60)
     expected = check_runner.expected_gpus(Host(), "host", ())
     assert expected
     answer = check_runner.measure(Host(), "host", order, expected + 1)
-    result = gate.judge("gpu1", "run", "kernel", ["device_access"], {"host": {**answer, "stale": []}})
-    assert (result.status, result.cause) == ("fail", "device.gpu_count")
+    result = gate.judge("gpu1", "run", "kernel", [check], {"host": {**answer, "stale": []}})
+    assert (result.status, result.cause) == ("fail", cause)
 
 
 def test_the_driver_on_a_real_host_is_read() -> None:
     """Majors, GPU minors and nodes as the reconciliation sees them: nothing of a healthy host is to be made."""
     host = Host()
     majors = devices.current(host)
-    print(majors.entries, devices.gpu_minors(host), devices.missing_nodes(host, majors))
+    print(majors.entries, host_nodes.gpu_minors(host), host_nodes.missing(host, majors))
     assert majors.major_of("nvidia-uvm")
-    assert devices.gpu_minors(host)
-    assert [item for item in devices.missing_nodes(host, majors) if "modeset" not in item[0]] == []
+    assert host_nodes.gpu_minors(host)
+    assert [item for item in host_nodes.missing(host, majors) if "modeset" not in item.path] == []

@@ -22,6 +22,11 @@ CONTAINER = "gpu-ct"
 OLD = "6.1."
 TARGET = "6.12"
 GRUB_DEFAULT_BY_NAME = "/etc/default/grub.d/zz-gpuhost-default.cfg"
+BOOT_UNIT = {
+    "/etc/systemd/system/gpuhost-devices.service",
+    "/etc/systemd/system/multi-user.target.wants/gpuhost-devices.service",
+}
+"""What lxc_devices_at_boot installs, and what no roll takes away."""
 
 
 def lab(*arguments: str, timeout_s: float = 900) -> str:
@@ -130,7 +135,7 @@ def assert_nothing_left(name: str, *settings: str) -> None:
         guest(name, "find", "/etc", "/boot", *names).split()
         + guest(name, "find", "/run", "-maxdepth", "1", *names).split()
     )
-    assert set(left) <= {GRUB_DEFAULT_BY_NAME, *settings}
+    assert set(left) <= {GRUB_DEFAULT_BY_NAME, *BOOT_UNIT, *settings}
     assert "LoaderEntryOneShot" not in guest(name, "ls", "/sys/firmware/efi/efivars")
     if "grubenv" in guest(name, "find", "/boot", "-name", "grubenv"):
         assert not re.search(r"^next_entry=.", guest(name, "cat", "/boot/grub/grubenv"), re.MULTILINE)

@@ -125,7 +125,7 @@ class TestRoll:
         assert verdict["status"] == "pass"
         assert {item["check"]: item["status"] for item in verdict["verdicts"]} == {
             "device_access": "pass",
-            "cuda": "not_measured",
+            "cuda": "pass",
             "p2p": "not_measured",
             "allreduce": "not_measured",
         }

@@ -17,7 +17,7 @@ from gpuhost.host_io import Host, Result
 Answer = tuple[int, str, str]
 Program = Callable[["FakeHost", list[str]], Answer]
 
-READS_ONLY = {"lxc-ls", "dpkg-query", "modinfo", "apt-cache", "dkms"}
+READS_ONLY = {"lxc-ls", "lxc-info", "dpkg-query", "modinfo", "apt-cache", "dkms"}
 
 
 class Killed(BaseException):
@@ -109,6 +109,18 @@ class FakeHost(Host):
             super().write_atomic(path, data, mode)
         self._effect(f"write {path}")
 
+    def rewrite(self, path: str, before: bytes, after: bytes, keep_owner: bool) -> bool:
+        with mock.patch("os.fsync"):  # the child inherits the patch
+            written = super().rewrite(path, before, after, keep_owner)
+        if written:
+            self._effect(f"write {path}")
+        return written
+
+    def write_live(self, path: str, value: str) -> None:
+        super().write_live(path, value)  # refuses what is not there
+        self.put(path, value)  # the kernel takes a whole value, a file would keep the rest of a longer one
+        self._effect(f"live {path}")
+
     def remove(self, path: str) -> bool:
         with mock.patch("os.fsync"):
             there = super().remove(path)
@@ -131,7 +143,9 @@ class FakeHost(Host):
             self._effect(f"link {path}")
         return changed
 
-    def make_node(self, path: str, major: int, minor: int, mode: int = 0o666) -> None:
+    def make_node(
+        self, path: str, major: int, minor: int, mode: int = 0o666, owner: tuple[int, int] = (0, 0)
+    ) -> None:
         self.nodes[path], self.node_modes[path] = (major, minor), mode
         self._effect(f"node {path}")
 

@@ -21,6 +21,9 @@ from fake_tree import (
 from gpuhost.efi_variables import encode_efi_string
 
 
+INIT_PID = 1000  # of any container: its /proc files are in the tree
+
+
 def install_programs(host: FakeHost) -> None:
     """Give a fake host its programs."""
     for name, program in PROGRAMS.items():
@@ -29,6 +32,14 @@ def install_programs(host: FakeHost) -> None:
 
 def lxc_ls(host: FakeHost, argv: list[str]) -> Answer:
     return 0, "".join(f"{name}\n" for name in sorted(host.running)), ""
+
+
+def lxc_info(host: FakeHost, argv: list[str]) -> Answer:
+    """``lxc-info -n NAME -p -H``: the process number of an init that is no systemd."""
+    name = argv[argv.index("-n") + 1]
+    if name not in host.running:
+        return 0, "", ""
+    return 0, f"{INIT_PID}\n", ""
 
 
 def lxc_start(host: FakeHost, argv: list[str]) -> Answer:
@@ -190,6 +201,7 @@ def _install(host: FakeHost, packages: list[tuple[str, str]]) -> None:
 
 PROGRAMS = {
     "lxc-ls": lxc_ls,
+    "lxc-info": lxc_info,
     "lxc-start": lxc_start,
     "lxc-stop": lxc_stop,
     "bootctl": bootctl,

@@ -152,6 +152,8 @@ def booted(host: FakeHost, release: str, options: str = CMDLINE) -> None:
     machine = "" if "systemd.machine_id=" in options else f" systemd.machine_id={MACHINE}"
     host.put("/proc/cmdline", f"{initrd} {options}{machine}\n")
     host.put("/proc/devices", proc_devices(release))
+    host.put("/proc/1000/comm", "python3\n")  # any container's init, as lxc-info gives its number
+    host.put("/sys/fs/cgroup/cgroup.controllers", "cpuset cpu io memory pids\n")
     host.boots.append(release)
     uvm = MAJORS[release]["nvidia-uvm"]
     for name in ("nvidia0", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"):

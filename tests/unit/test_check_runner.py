@@ -34,8 +34,10 @@ def host(tmp_path: Path) -> FakeHost:
     return made
 
 
-def measure(host: FakeHost, target: str = CONTAINER, checks: tuple[str, ...] = ("device_access",)) -> dict[str, Any]:
-    order = check_runner.Order(PYZ, list(checks), "/opt/venv/bin/python3", 20)
+def measure(
+    host: FakeHost, target: str = CONTAINER, checks: tuple[str, ...] = ("device_access",), user: str = ""
+) -> dict[str, Any]:
+    order = check_runner.Order(PYZ, list(checks), "/opt/venv/bin/python3", 20, user)
     return check_runner.measure(host, target, order, 1)
 
 
@@ -47,7 +49,8 @@ def test_in_a_container_the_archive_comes_on_stdin_and_no_shell_runs(host: FakeH
         "lxc-attach", "-n", CONTAINER, "--clear-env", "--set-var", "PATH=/usr/local/bin:/usr/bin:/bin",
     ]  # fmt: skip
     assert call[split + 1 : split + 4] == ["/opt/venv/bin/python3", "-c", BOOTSTRAP]
-    assert call[split + 4 :] == ["device_access", "--json", "--timeout", "20", "--expect-gpus", "1"]
+    assert call[split + 4 : split + 6] == ["", ""]  # the interpreter itself, as root
+    assert call[split + 6 :] == ["device_access", "--json", "--timeout", "20", "--expect-gpus", "1"]
     assert host.stdins[host.calls.index(call)] == PYZ
     assert answer["measurements"] == [MEASURED]
     assert (answer["python"], answer["target"]) == ("3.11.2", CONTAINER)
@@ -60,9 +63,28 @@ def test_on_the_host_the_file_runs(host: FakeHost) -> None:
     assert call[:3] == ["/opt/venv/bin/python3", ARCHIVE, "device_access"]
 
 
+def test_the_workloads_user_is_looked_up_where_the_checks_run(host: FakeHost) -> None:
+    measure(host, user="llm")
+    (call,) = host.ran("lxc-attach")
+    split = call.index("--")
+    assert call[split + 1 : split + 6] == ["/opt/venv/bin/python3", "-c", BOOTSTRAP, "", "llm"]
+
+
+def test_on_the_host_a_users_interpreter_never_runs_as_root(host: FakeHost) -> None:
+    host.programs[sys.executable,] = (0, GOOD, "")
+    measure(host, "host", user="llm")
+    (call,) = host.ran(sys.executable)
+    assert call[1:] == [
+        "-c", BOOTSTRAP, "/opt/venv/bin/python3", "llm", "device_access", "--json", "--timeout", "20",
+        "--expect-gpus", "1",
+    ]  # fmt: skip
+    assert host.stdins[host.calls.index(call)] == PYZ
+
+
 @pytest.mark.parametrize(
     ("answer", "cause", "sentence"),
     [
+        ((67, "", "no user 'llm' in the passwd of this system"), "check.no_such_user", "no user 'llm'"),
         ((127, "", "lxc-attach: No such file or directory"), "check.crashed", "No such file"),
         ((124, "", "lxc-attach: killed after 50 s"), "check.timeout", "killed after 50 s"),
         ((1, "", "Traceback\nImportError: no\n"), "check.crashed", "ImportError"),
@@ -82,6 +104,38 @@ def test_a_failure_is_an_error_for_every_check(
         ("cuda", "error", cause),
     ]
     assert sentence in found[0]["detail"]["sentence"]
+
+
+def answers_by_user(root_cuda: str, cause: str = "cuda.init_failed") -> Any:
+    """A container whose user can't start CUDA; root's measurement has this status."""
+
+    def run(host: FakeHost, argv: list[str]) -> tuple[int, str, str]:
+        user = argv[argv.index(BOOTSTRAP) + 2]
+        bad = {**MEASURED, "name": "cuda", "value": 0, "status": "error", "cause": cause}
+        good = {**MEASURED, "name": "cuda", "status": root_cuda, "cause": None if root_cuda == "measured" else cause}
+        return 0, json.dumps({"python": "3.11.2", "tool_version": "0.1.0", "measurements": [bad if user else good]}), ""
+
+    return run
+
+
+@pytest.mark.parametrize("status", ["measured", "error"])
+def test_where_cuda_fails_for_the_user_root_is_asked(host: FakeHost, status: str) -> None:
+    host.programs["lxc-attach",] = answers_by_user(status)
+    order = check_runner.Order(PYZ, ["device_access", "cuda"], "/opt/venv/bin/python3", 20, "llm")
+    (answer,) = check_runner.measure_all(host, order, [CONTAINER], ()).values()
+    assert answer["cuda_as_root"] == status
+    second = host.ran("lxc-attach")[1]
+    split = second.index(BOOTSTRAP)
+    assert second[split + 1 : split + 5] == ["", "", "cuda", "--json"]
+
+
+@pytest.mark.parametrize(("user", "cause"), [("", "cuda.init_failed"), ("llm", "device.denied_mode")])
+def test_root_is_not_asked_where_that_explains_nothing(host: FakeHost, user: str, cause: str) -> None:
+    host.programs["lxc-attach",] = answers_by_user("error", cause)
+    order = check_runner.Order(PYZ, ["cuda"], "/opt/venv/bin/python3", 20, user)
+    (answer,) = check_runner.measure_all(host, order, [CONTAINER], ()).values()
+    assert "cuda_as_root" not in answer
+    assert len(host.ran("lxc-attach")) == 1
 
 
 def test_the_archive_is_placed_once(host: FakeHost) -> None:
@@ -149,7 +203,7 @@ def test_the_bootstrap_runs_an_archive_from_stdin_and_leaves_nothing(tmp_path: P
     place = tmp_path / "tmp"
     place.mkdir()
     done = subprocess.run(
-        [sys.executable, "-c", BOOTSTRAP, "device_access", "--json"],
+        [sys.executable, "-c", BOOTSTRAP, "", "", "device_access", "--json"],
         input=archive.read_bytes(), capture_output=True, check=False, env={"TMPDIR": str(place)},
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (rc, b"['device_access', '--json'] 0\n")
@@ -184,6 +238,12 @@ def test_outside_a_roll_nothing_is_started(host: FakeHost) -> None:
     answer = step(host, "gpuhost_gpu_checks", archive=ENCODED, checks=["device_access"])
     assert not answer["changed"]
     assert host.ran("lxc-start") == []
+
+
+def test_the_module_takes_the_user(host: FakeHost) -> None:
+    step(host, "gpuhost_gpu_checks", archive=ENCODED, checks=["device_access"], user="llm")
+    call = host.ran("lxc-attach")[-1]
+    assert call[call.index(BOOTSTRAP) + 2] == "llm"
 
 
 def test_check_mode_measures_nothing(host: FakeHost) -> None:

@@ -12,11 +12,13 @@ from fake_host import FakeHost, Killed
 from fake_roll import HOST_NAME, RUN_ID, debian_host, plan_of, roll_of, step
 from fake_tree import CONFIG, CONTAINER, NEW, OLD, PLAIN, booted, proc_devices
 
-from gpuhost import devices
+from gpuhost import config_file, devices, devices_boot, devices_unit, host_nodes, majors_record, restarts
+from gpuhost.devices import Wishes
 from gpuhost.errors import Stop
 
 CONFIG_PATH = f"/var/lib/lxc/{CONTAINER}/config"
 BEFORE = {"nvidia": 195, "nvidiactl": 195, "nvidia-uvm": 504, "nvidia-caps": 507}
+RECORD = {name: (major,) for name, major in BEFORE.items()}
 
 
 @pytest.fixture
@@ -24,12 +26,12 @@ def host(tmp_path: Path) -> FakeHost:
     """On the new kernel, with the old kernel's rules in the container and on record."""
     made = debian_host(tmp_path)
     booted(made, NEW)
-    devices.write_record(made, BEFORE)
+    majors_record.write(made, RECORD)
     return made
 
 
 def reconcile(host: FakeHost, *, check: bool = False, presumed: Any = "report") -> devices.Work:
-    return devices.reconcile_host(host, HOST_NAME, RUN_ID, presumed, check)
+    return devices.reconcile_host(host, HOST_NAME, RUN_ID, Wishes(presumed), check)
 
 
 def test_rules_follow_the_driver_and_everything_else_stays(host: FakeHost) -> None:
@@ -72,28 +74,25 @@ def test_check_mode_says_the_same_and_writes_nothing(host: FakeHost) -> None:
 
 
 def test_without_a_record_nothing_is_touched_that_is_only_presumed(host: FakeHost) -> None:
-    host.remove(devices.RECORD)
+    host.remove(majors_record.RECORD)
     reconcile(host)
     assert "c 504:* rwm" in (host.read(CONFIG_PATH) or "")
 
 
-def test_a_config_that_somebody_else_changes_meanwhile_is_not_overwritten(
+def test_what_somebody_else_writes_meanwhile_is_kept_and_the_rules_follow(
     host: FakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = devices.reconcile
+    real, theirs = config_file.update, CONFIG + "# by hand\n"
 
-    def slow(*args: Any, **options: Any) -> Any:
-        found = real(*args, **options)
-        if args[0] == CONFIG.encode():
-            host.put(CONFIG_PATH, CONFIG + "# by hand\n")
-        return found
+    def late(to: FakeHost, path: str, change: Any) -> Any:
+        if path == CONFIG_PATH:
+            to.put(path, theirs)  # between our reading and our writing
+        return real(to, path, change)
 
-    monkeypatch.setattr(devices, "reconcile", slow)
-    with pytest.raises(Stop) as caught:
-        reconcile(host)
-    assert caught.value.blocker.cause == "lxc.config_changed"
-    assert host.read(CONFIG_PATH) == CONFIG + "# by hand\n"
-    assert devices.read_record(host) == BEFORE  # the record still knows the old numbers
+    monkeypatch.setattr(config_file, "update", late)
+    work = reconcile(host)
+    assert host.read(CONFIG_PATH) == theirs.replace("c 504:", "c 509:").replace("c 507:", "c 237:")
+    assert work.diffs[0]["before"] == theirs
 
 
 def test_the_configs_mode_stays(host: FakeHost) -> None:
@@ -125,28 +124,28 @@ def test_a_kill_between_two_writes_is_finished_by_the_next_run(host: FakeHost, e
 
 
 def test_the_record_is_written_and_read(host: FakeHost) -> None:
-    assert devices.read_record(host) == BEFORE
-    assert json.loads(host.read(devices.RECORD) or "")["majors"] == BEFORE
+    assert majors_record.read(host) == RECORD
+    assert json.loads(host.read(majors_record.RECORD) or "")["majors"]["nvidia-uvm"] == [504]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"majors": 5}', '{"majors": {"nvidia-uvm": "x"}}'])
 def test_a_broken_record_is_a_stop_and_never_empty(host: FakeHost, text: str) -> None:
-    host.put(devices.RECORD, text)
+    host.put(majors_record.RECORD, text)
     with pytest.raises(Stop) as caught:
         reconcile(host)
-    assert caught.value.blocker.object == devices.RECORD
+    assert caught.value.blocker.object == majors_record.RECORD
 
 
 def test_no_majors_are_not_recorded(host: FakeHost) -> None:
-    devices.write_record(host, {})
-    assert devices.read_record(host) == BEFORE
+    majors_record.write(host, {})
+    assert majors_record.read(host) == RECORD
 
 
 def test_a_driver_that_is_not_loaded_now_keeps_its_old_number(host: FakeHost) -> None:
     text = "".join(line for line in proc_devices(NEW).splitlines(True) if "nvidia-uvm" not in line)
     host.put("/proc/devices", text)
     reconcile(host)
-    assert devices.read_record(host)["nvidia-uvm"] == 504
+    assert majors_record.read(host)["nvidia-uvm"] == (504,)
     host.put("/proc/devices", proc_devices(NEW))
     reconcile(host)
     assert "c 509:* rwm" in (host.read(CONFIG_PATH) or "")
@@ -237,3 +236,246 @@ def test_the_module_works_without_a_roll_and_logs_in_one(tmp_path: Path) -> None
     last = roll_of(host).steps[-1]
     assert (last.stage, last.changed) == ("reconcile", True)
     assert any("504 -> 509" in line for line in last.lines)
+
+
+# --- the record, while rules are being rewritten
+
+
+@pytest.mark.parametrize("effect", range(1, 6))
+def test_a_kill_and_the_way_back_to_the_old_kernel_leave_nothing_presumed(host: FakeHost, effect: int) -> None:
+    """Killed between the rules and the record, and the old kernel boots: its numbers are certain again."""
+    host.put(f"/var/lib/lxc/{PLAIN}/config", CONFIG)
+    host.effects, host.die_after = [], effect
+    with contextlib.suppress(Killed):
+        reconcile(host)
+    host.die_after = None
+    booted(host, OLD)
+    reconcile(host)
+    for name in (CONTAINER, PLAIN):
+        assert host.read(f"/var/lib/lxc/{name}/config") == CONFIG
+    assert majors_record.read(host) == RECORD
+
+
+def test_rules_that_are_right_are_recorded_at_a_gate_or_drain(host: FakeHost) -> None:
+    reconcile(host)
+    host.remove(majors_record.RECORD)
+    devices.record_if_right(host)
+    assert majors_record.read(host)["nvidia-uvm"] == (509,)
+
+
+def test_a_stale_rule_keeps_the_record_that_explains_it(host: FakeHost) -> None:
+    devices.record_if_right(host)
+    assert majors_record.read(host) == RECORD
+
+
+def test_what_is_held_stays_explained(host: FakeHost) -> None:
+    """A locked config keeps its old numbers, and they stay certain for the run after the lock."""
+    host.remove(f"/var/lib/lxc/{CONTAINER}/config")
+    path = "/etc/pve/lxc/141.conf"
+    rules = "lxc.cgroup2.devices.allow: c 504:* rwm\nlxc.mount.entry: /dev/nvidia-uvm dev/nvidia-uvm none bind 0 0\n"
+    on_proxmox(host, path, f"lock: backup\n{rules}")
+    reconcile(host)
+    assert "c 504:* rwm" in (host.read(path) or "")
+    assert majors_record.read(host)["nvidia-uvm"] == (509, 504)
+    host.put(path, rules)
+    reconcile(host)
+    assert host.read(path) == rules.replace("504", "509")
+    assert majors_record.read(host)["nvidia-uvm"] == (509,)
+
+
+# --- Proxmox
+
+
+def on_proxmox(host: FakeHost, path: str, text: str) -> None:
+    """A node with one container."""
+    host.put("/usr/bin/pmxcfs")
+    host.put("/etc/pve/.members", '{"nodename": "node-a", "version": 0}')
+    host.put(path, text)
+    host.programs["pct",] = (0, "VMID       Status     Lock         Name\n141        stopped                 llm\n", "")
+
+
+def test_a_proxmox_config_is_rewritten_in_its_main_section_only(host: FakeHost) -> None:
+    path = "/etc/pve/lxc/141.conf"
+    text = (
+        "arch: amd64\nlxc.cgroup2.devices.allow: c 195:* rwm\nlxc.cgroup2.devices.allow: c 504:* rwm\n"
+        "lxc.mount.entry: /dev/nvidia-uvm dev/nvidia-uvm none bind,optional,create=file\n"
+        "[before]\nlxc.cgroup2.devices.allow: c 504:* rwm\n"
+    )
+    on_proxmox(host, path, text)
+    work = reconcile(host)
+    assert host.read(path) == text.replace("504", "509", 1)
+    assert f"{path}:3 nvidia-uvm 504 -> 509 (504 belongs to aux now: closed)" in work.lines
+
+
+def test_native_style_moves_a_proxmox_container_to_devn_after_its_rules_are_right(host: FakeHost) -> None:
+    path = "/etc/pve/lxc/141.conf"
+    mount = "lxc.mount.entry: /dev/nvidia-uvm dev/nvidia-uvm none bind,optional,create=file\n"
+    on_proxmox(host, path, f"arch: amd64\nlxc.cgroup2.devices.allow: c 504:* rwm\n{mount}")
+    host.programs["dpkg-query", "-W", "-f", "${Version}", "pve-container"] = (0, "6.1.10", "")
+    host.node_modes["/dev/nvidia-uvm"] = 0o666
+    wishes = Wishes(style="native")
+    shown = devices.reconcile_host(host, HOST_NAME, RUN_ID, wishes, True)
+    assert "504" in (host.read(path) or "")
+    work = devices.reconcile_host(host, HOST_NAME, RUN_ID, wishes, False)
+    assert shown.lines == work.lines
+    text = host.read(path) or ""
+    assert "dev0: /dev/nvidia-uvm,mode=0666\n" in text
+    assert "lxc." not in text
+    assert not devices.reconcile_host(host, HOST_NAME, RUN_ID, wishes, False).changed
+
+
+# --- included files
+
+
+def test_an_included_file_is_rewritten_once_for_all_who_share_it(host: FakeHost) -> None:
+    shared = "/etc/lxc/gpu.conf"
+    host.put(shared, "lxc.cgroup2.devices.allow = c 504:* rwm\n")
+    mount = "lxc.mount.entry = /dev/nvidia-uvm dev/nvidia-uvm none bind,optional,create=file\n"
+    for name in (CONTAINER, PLAIN):
+        host.put(f"/var/lib/lxc/{name}/config", f"lxc.include = {shared}\n{mount}")
+    before = host.snapshot()
+    shown = reconcile(host, check=True)
+    assert host.snapshot() == before
+    work = reconcile(host)
+    assert (shown.lines, shown.diffs) == (work.lines, work.diffs)
+    assert host.read(shared) == "lxc.cgroup2.devices.allow = c 509:* rwm\n"
+    assert [diff["before_header"] for diff in work.diffs] == [shared]
+    assert not reconcile(host).changed
+
+
+# --- restarts
+
+
+def runs_as(host: FakeHost, pid: int, start: int = 5000) -> None:
+    """The container's init as lxc-info and /proc show it."""
+    host.programs["lxc-info",] = (0, f"{pid}\n", "")
+    host.put(f"/proc/{pid}/stat", f"{pid} (python3 (x)) S 1 {pid} {pid} 0 -1 4194560" + " 0" * 12 + f" {start} 0 0\n")
+
+
+def test_a_running_container_keeps_its_old_rules_until_somebody_consents(host: FakeHost) -> None:
+    runs_as(host, 4711)
+    work = reconcile(host)
+    assert work.document["with_old_rules"] == [CONTAINER]
+    assert any("lxc_devices_restart" in note for note in work.notes)
+    again = reconcile(host)  # its config is right by now, its rules are still the old ones
+    assert not again.changed
+    assert again.document["with_old_rules"] == [CONTAINER]
+    stops = host.ran("lxc-stop")
+    restarted = devices.reconcile_host(host, HOST_NAME, RUN_ID, Wishes(restart=True), False)
+    assert restarted.document["restarted"] == [CONTAINER]
+    assert len(host.ran("lxc-stop")) == len(stops) + 1
+    assert not host.exists(restarts.RECORD)
+
+
+def test_a_container_that_was_restarted_since_has_its_new_rules(host: FakeHost) -> None:
+    runs_as(host, 4711)
+    reconcile(host)
+    runs_as(host, 4711, start=9000)  # the same number, another process
+    assert reconcile(host).document["with_old_rules"] == []
+    assert not host.exists(restarts.RECORD)
+
+
+# --- at boot
+
+
+def test_the_boot_unit_heals_rules_and_says_so(host: FakeHost) -> None:
+    said = devices_boot.at_boot(host, rules=True)
+    assert "nvidia-uvm 504 -> 509" in said
+    assert "c 509:* rwm" in (host.read(CONFIG_PATH) or "")
+    healed = devices_boot.healed(host)
+    assert healed is not None
+    assert healed["changes"][0]["severity"] == "security"
+    assert devices_boot.at_boot(host, rules=True) == "nodes and rules are right"
+
+
+def test_nodes_alone_where_that_is_all_that_is_asked_for(host: FakeHost) -> None:
+    host.nodes.pop("/dev/nvidia-uvm")
+    assert devices_boot.at_boot(host, rules=False) == "node /dev/nvidia-uvm made with 509:0"
+    assert host.read(CONFIG_PATH) == CONFIG
+
+
+def test_while_a_roll_holds_the_containers_off_the_rules_are_its_business(host: FakeHost) -> None:
+    host.put("/var/lib/gpuhost/hold", "x")
+    devices_boot.at_boot(host, rules=True)
+    assert host.read(CONFIG_PATH) == CONFIG
+
+
+def test_rules_that_are_only_presumed_are_never_touched_at_boot(host: FakeHost) -> None:
+    host.remove(majors_record.RECORD)
+    devices_boot.at_boot(host, rules=True)
+    assert host.read(CONFIG_PATH) == CONFIG
+    assert devices_boot.healed(host) is None
+
+
+@pytest.mark.parametrize(("at_boot", "command"), [("reconcile", "devices --reconcile"), ("nodes", "devices")])
+def test_the_unit_is_installed_once_and_says_what_it_does(host: FakeHost, at_boot: Any, command: str) -> None:
+    program = "cHJvZ3JhbQ=="
+    answer = step(host, "gpuhost_lxc_devices", at_boot=at_boot, program=program)
+    assert f"gpuhost-devices.service installed: {at_boot}" in answer["lines"][0]
+    text = host.read(devices_unit.UNIT_FILE) or ""
+    assert f"ExecStart=/usr/bin/python3 /var/lib/gpuhost/gpuhost.pyz {command}\n" in text
+    assert host.read(devices_unit.PROGRAM) == "program"
+    assert devices_unit.installed(host) == at_boot
+    assert not step(host, "gpuhost_lxc_devices", at_boot=at_boot, program=program)["changed"]
+    newer = step(host, "gpuhost_lxc_devices", at_boot=at_boot, program="bmV3ZXI=")
+    assert newer["lines"] == ["/var/lib/gpuhost/gpuhost.pyz brought up to date"]
+    assert host.read(devices_unit.PROGRAM) == "newer"
+
+
+def test_the_unit_goes_where_nothing_is_wanted(host: FakeHost) -> None:
+    step(host, "gpuhost_lxc_devices", at_boot="nodes", program="cHJvZ3JhbQ==")
+    answer = step(host, "gpuhost_lxc_devices", at_boot="nothing")
+    assert answer["lines"] == ["gpuhost-devices.service removed"]
+    assert devices_unit.installed(host) == "nothing"
+    assert not host.path(devices_unit.LINK).is_symlink()
+
+
+def test_check_mode_installs_no_unit(host: FakeHost) -> None:
+    before = host.snapshot()
+    assert step(host, "gpuhost_lxc_devices", check=True, at_boot="reconcile", program="cHJvZ3JhbQ==")["changed"]
+    assert host.snapshot() == before
+
+
+# --- the host's nodes
+
+
+@pytest.mark.parametrize(
+    ("params", "owner"),
+    [
+        ("", host_nodes.Owner()),
+        (
+            "ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 44\nDeviceFileMode: 432\n",
+            host_nodes.Owner(0o660, 0, 44),
+        ),
+        ("ModifyDeviceFiles: 0\nDeviceFileMode: 438\n", host_nodes.Owner(modify=False)),
+        ("DeviceFileMode: x\n", host_nodes.Owner()),
+    ],
+)
+def test_mode_and_owner_of_the_drivers_parameters(params: str, owner: host_nodes.Owner) -> None:
+    assert host_nodes.owner_of_nodes(params) == owner
+
+
+def test_a_host_that_makes_its_nodes_itself_is_left_alone(host: FakeHost) -> None:
+    host.put(host_nodes.PARAMS, "ModifyDeviceFiles: 0\n")
+    host.nodes = {}
+    reconcile(host)
+    assert not any("nvidia-uvm" in path for path in host.nodes)
+
+
+def test_the_mig_capabilities_have_the_drivers_own_modes(host: FakeHost) -> None:
+    for name, minor, mode in (("mig/config", 1, 256), ("mig/monitor", 2, 292)):
+        text = f"DeviceFileMinor: {minor}\nDeviceFileMode: {mode}\nDeviceFileModify: 1\n"
+        host.put(f"{host_nodes.CAPABILITIES}/{name}", text)
+    reconcile(host)
+    assert host.nodes["/dev/nvidia-caps/nvidia-cap1"] == (237, 1)
+    assert (host.node_modes["/dev/nvidia-caps/nvidia-cap1"], host.node_modes["/dev/nvidia-caps/nvidia-cap2"]) == (
+        0o400,
+        0o444,
+    )
+
+
+def test_a_mounted_node_of_a_gpu_that_is_not_there_is_not_made(host: FakeHost) -> None:
+    mount = "lxc.mount.entry = /dev/nvidia7 dev/nvidia7 none bind,optional,create=file\n"
+    host.put(CONFIG_PATH, CONFIG + mount)
+    reconcile(host)
+    assert "/dev/nvidia7" not in host.nodes

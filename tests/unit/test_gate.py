@@ -110,6 +110,57 @@ def test_a_stale_rule_is_named_with_both_numbers() -> None:
     assert "reconcile" in verdict.next_step
 
 
+def cuda(**changes: Any) -> dict[str, Any]:
+    return measurement("cuda", **{"value": 8, "detail": {"expected_gpus": 8}, **changes})
+
+
+def test_cuda_passes_without_a_baseline_when_every_expected_gpu_computes() -> None:
+    result = gate({"gpu-ct": answer(cuda())}, ["cuda"])
+    assert result.status == "pass"
+    assert result.sentence == f"passed on {NEW}: gpu-ct cuda (8 GPUs computing)"
+    assert gate({"gpu-ct": answer(cuda(detail={"expected_gpus": None}))}, ["cuda"]).status == "pass"
+    assert gate({"gpu-ct": answer(cuda(detail=None))}, ["cuda"]).status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "code"),
+    [
+        ({"value": 7}, "fail", "cuda.gpu_count"),
+        ({"value": 9}, "fail", "cuda.gpu_count"),
+        ({"value": 0, "detail": {}}, "fail", "cuda.gpu_count"),
+        ({"status": "error", "cause": "cuda.wrong_result"}, "fail", "cuda.wrong_result"),
+        ({"status": "error", "cause": "cuda.driver_hang", "value": None}, "fail", "cuda.driver_hang"),
+        ({"status": "error", "cause": "device.denied_cgroup"}, "fail", "device.denied_cgroup"),
+        ({"status": "not_measured", "cause": "cuda.out_of_memory"}, "not_measured", "cuda.out_of_memory"),
+        ({"status": "error", "cause": "check.no_such_user", "value": None}, "error", "check.no_such_user"),
+    ],
+)
+def test_cuda_that_does_not_pass(changes: dict[str, Any], status: str, code: str) -> None:
+    result = gate({"gpu-ct": answer(cuda(**changes))}, ["cuda"])
+    assert (result.status, result.cause) == (status, code)
+
+
+def test_a_stale_rule_explains_cuda_too() -> None:
+    """Row b of the case cuda-01: 999, EPERM on nvidia-uvm, the rule says 504, the host has 509."""
+    denied = cuda(status="error", value=0, cause="device.denied_cgroup")
+    stale = {"container": "gpu-ct", "driver": "nvidia-uvm", "allowed": 504, "now": 509}
+    result = gate({"gpu-ct": answer(denied, stale=(stale,))}, ["cuda"])
+    assert (result.status, result.cause) == ("fail", "lxc.stale_major")
+    assert "allows major 504 for nvidia-uvm, this kernel uses 509" in result.sentence
+
+
+@pytest.mark.parametrize(
+    ("as_root", "code"), [("measured", "cuda.permission"), ("error", "cuda.init_failed"), (None, "cuda.init_failed")]
+)
+def test_what_works_for_root_alone_is_a_matter_of_permissions(as_root: str | None, code: str) -> None:
+    """Row n of the case cuda-01."""
+    failed = cuda(status="error", value=0, cause="cuda.init_failed", detail={"message": "cuInit gave 999"})
+    given = {**answer(failed), **({} if as_root is None else {"cuda_as_root": as_root})}
+    result = gate({"gpu-ct": given}, ["cuda"])
+    assert (result.status, result.cause) == ("fail", code)
+    assert ("as root it works" in result.sentence) == (as_root == "measured")
+
+
 def test_a_stale_rule_explains_no_other_failure() -> None:
     stale = {"container": "gpu-ct", "driver": "nvidia-uvm", "allowed": 504, "now": 509}
     missing = measurement(status="error", value=0, cause="device.node_missing", detail={"message": "no /dev/nvidia0"})

@@ -141,7 +141,7 @@ def test_05_presumed_is_reported_as_such_and_held_in_report_mode() -> None:
         "lxc.cgroup2.devices.allow: c 506:* rwm",
         "lxc.cgroup2.devices.allow: c 507:* rwm",
     )
-    assert ids(run("lxc-05")) == ["lxc.presumed_stale"]
+    assert ids(run("lxc-05")) == ["lxc.presumed_stale", "lxc.hook_style"]
     unattended = reconcile(config("lxc-05"), majors("lxc-05"), {}, presumed="report")
     assert not unattended.changed
     assert [(held.line, held.held) for held in unattended.held] == [(24, "presumed")]
@@ -205,6 +205,10 @@ def test_10_locked_config_is_not_written(lock: bytes) -> None:
     assert (outcome.content, outcome.changed, outcome.changes) == (data, False, ())
     assert [held.held for held in outcome.held] == ["locked"]
     assert "lxc.locked" in ids(outcome)
+
+
+def test_10_backup_section_is_said() -> None:
+    assert ids(run("lxc-10")) == ["lxc.backup_section", "lxc.stale_major", "lxc.snapshot_stale"]
 
 
 def test_11_only_live_files_count() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_lxc_properties import generated
 
 from gpuhost.lxc_config import MAIN, PENDING, DeviceRule, SpanEdit, Style, parse, vmid_of
 
@@ -25,6 +26,7 @@ STYLES: list[Style] = ["pve", "lxc"]
 
 
 @given(CONFIGS, st.sampled_from(STYLES))
+@generated
 def test_any_bytes_round_trip(data: bytes, style: Style) -> None:
     document = parse(data, style)
     assert document.render() == data
@@ -117,10 +119,41 @@ def test_plain_style() -> None:
     assert document.sections == ()
 
 
-def test_plain_style_keeps_a_carriage_return_in_the_value() -> None:
-    # liblxc does not trim CR, so two access letters followed by CR are refused.
-    assert only_rule(b"lxc.cgroup2.devices.allow = c 1:2 rw\r\n", "lxc").kind == "malformed"
-    assert only_rule(b"lxc.cgroup2.devices.allow = c 1:2 rwm\r\n", "lxc").kind == "numbers"
+def test_liblxc_ends_a_line_at_a_carriage_return_too() -> None:
+    document = parse(b"lxc.cgroup2.devices.allow = c 1:2 rw\r\n# note\rlxc.cgroup2.devices.allow = c 3:4 r\r", "lxc")
+    assert [(line.number, line.kind, line.eol) for line in document.lines] == [
+        (1, "entry", b"\r\n"), (2, "comment", b"\r"), (3, "entry", b"\r"),
+    ]  # fmt: skip
+    assert [(rule.line, rule.kind, rule.major) for rule in document.rules] == [(1, "numbers", 1), (3, "numbers", 3)]
+    assert document.rewrite(insertions={3: [b"new"]}).endswith(b"c 3:4 r\rnew\r")
+
+
+def test_for_liblxc_the_file_ends_at_a_nul() -> None:
+    data = b"lxc.cgroup2.devices.allow = c 1:2 rw\0\nlxc.cgroup2.devices.allow = c 3:4 r\n"
+    document = parse(data, "lxc")
+    assert [rule.major for rule in document.rules] == [1]
+    assert document.render() == data
+    assert document.rewrite(insertions={1: [b"new"]}).startswith(b"lxc.cgroup2.devices.allow = c 1:2 rw\nnew\0")
+
+
+def test_proxmox_hands_quotes_to_liblxc() -> None:
+    rule = only_rule(b"lxc.cgroup2.devices.allow: 'c 195:* rwm'\r\n")
+    assert (rule.kind, rule.major, rule.major_span) == ("numbers", 195, (30, 33))
+    assert parse(b"hostname: 'a'\n").facts.hostname == "'a'"
+
+
+def test_an_empty_value_clears_a_key_or_all_of_its_version() -> None:
+    document = parse(b"lxc.cgroup2 =\nlxc.cgroup2 = x\nlxc.cgroup.dir = a\n", "lxc")
+    assert [(rule.kind, rule.version) for rule in document.rules] == [("clear", 2)]
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"), [(b"/dev/nvidia0 rw", "only an allow rule may name a path"), (b"/x", "not")]
+)
+def test_a_deny_rule_takes_no_path(value: bytes, problem: str) -> None:
+    assert only_rule(b"lxc.cgroup2.devices.deny: " + value).malformed.startswith(problem)
+    path = only_rule(b"lxc.cgroup2.devices.allow: /srv/node rw")
+    assert (path.kind, path.path, path.malformed) == ("path", "/srv/node", "")
 
 
 def test_proxmox_facts() -> None:

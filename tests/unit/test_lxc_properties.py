@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuhost.lxc_config import MAIN, Style, parse
+from gpuhost.lxc_includes import main_section, read_includes
 from gpuhost.lxc_plan import Presumed
 from gpuhost.lxc_reconcile import Reconciliation, declared_nodes, reconcile, stale_rules
-from gpuhost.proc_devices import NVIDIA_NAMES, CharacterMajors
+from gpuhost.proc_devices import NVIDIA_NAMES, CharacterMajors, Record
 
 DYNAMIC_NAMES = ("nvidia-uvm", "nvidia-caps", "nvidia-caps-imex-channels", "nvidia-nvswitch", "nvidia-nvlink")
 NODES = {
@@ -21,6 +24,9 @@ NODES = {
     "nvidia-nvswitch": ("nvidia-nvswitch0",),
     "nvidia-nvlink": ("nvidia-nvlink",),
 }
+# `make test-full` sets GPUHOST_EXAMPLES=10000.
+EXAMPLES = int(os.environ.get("GPUHOST_EXAMPLES", "300"))
+generated = settings(max_examples=EXAMPLES, deadline=None)
 # Few numbers, so that tables overlap and swap often.
 POOL = [235, 236, 237, 240, 504, 507, 509]
 
@@ -56,75 +62,133 @@ def majors_before_and_now(draw: st.DrawFn) -> tuple[dict[str, int], dict[str, in
     return before, now, others
 
 
+@dataclass(frozen=True)
+class Sample:
+    """A container as it was right before the upgrade. owners: place of a rule -> its driver, "" for a foreign one."""
+
+    style: Style
+    config: bytes
+    includes: dict[str, bytes]
+    owners: dict[tuple[str, int], str]
+
+
+INCLUDED = "/etc/lxc/gpu.conf"
+NOISE = ["#c 504:* rwm", "", "  ", "#[gpu]", "lxc.cap.drop:", "lxc.cgroup2.devices.allow: b 7:* rwm", "[x]", "x" * 90]
+
+
 @st.composite
-def configs(draw: st.DrawFn, before: dict[str, int]) -> tuple[bytes, list[str]]:
-    """A config as it was right before the upgrade, and for each rule line its driver ("" for somebody else's)."""
-    owners: list[str] = []
-    lines = ["arch: amd64", "#c 504:* rwm"]
+def rule_lines(draw: st.DrawFn, before: dict[str, int], style: Style) -> tuple[str, str]:
+    """A rule of an NVIDIA driver or of somebody else, in one of the ways to write it, and its driver."""
     foreign = [major for major in (226, 10, 188, *POOL) if major not in before.values()]
-    for _ in range(draw(st.integers(0, 7))):
-        name = draw(st.sampled_from(["", "nvidia", *before]))
-        major = draw(st.sampled_from(foreign)) if not name else before.get(name, 195)
-        minor = draw(st.sampled_from(["*", "*", "0", "1", "2"]))
-        access, note = draw(st.sampled_from([("rwm", ""), ("rwm", " # note"), ("rw", ""), ("r", "")]))
-        separator = draw(st.sampled_from([": ", " = "]))
-        key = draw(st.sampled_from(["lxc.cgroup2.devices.allow"] * 5 + ["lxc.cgroup2.devices.deny"]))
-        lines.append(f"{key}{separator}c {major}:{minor} {access}{note}")
-        owners.append(name)
+    name = draw(st.sampled_from(["", "nvidia", *before]))
+    major = draw(st.sampled_from(foreign)) if not name else before.get(name, 195)
+    minor = draw(st.sampled_from(["*", "*", "0", "1", "2"]))
+    access, note = draw(st.sampled_from([("rwm", ""), ("rwm", " # note"), ("rw", ""), ("r", ""), ("mrw", "x")]))
+    separators = [" = ", "=", "\t=  "] if style == "lxc" else [": ", " = ", ":", "=\t", ":   "]
+    quote = draw(st.sampled_from(["", "", "", "'", '"']))
+    indent = draw(st.sampled_from(["", "  "])) if style == "lxc" else ""
+    key = draw(st.sampled_from(["lxc.cgroup2.devices.allow"] * 5 + ["lxc.cgroup2.devices.deny"]))
+    value = f"{quote}c {major}:{minor} {access}{note}{quote}"
+    return f"{indent}{key}{draw(st.sampled_from(separators))}{value}{draw(st.sampled_from(['', ' ']))}", name
+
+
+@st.composite
+def samples(draw: st.DrawFn, before: dict[str, int]) -> Sample:
+    style: Style = draw(st.sampled_from(["pve", "lxc"]))
+    owners: dict[tuple[str, int], str] = {}
+
+    def body(file: str, style: Style) -> list[str]:
+        lines: list[str] = []
+        for _ in range(draw(st.integers(0, 7))):
+            if draw(st.integers(0, 3)) == 0:
+                noise = draw(st.sampled_from(NOISE))
+                lines.append(noise.replace(":", " =") if style == "lxc" else noise)
+            else:
+                line, owners[file, len(lines) + 1] = draw(rule_lines(before, style))
+                lines.append(line)
+        return lines
+
+    colon = ": " if style == "pve" else " = "
+    own = body("", style)
+    included = body(INCLUDED, "lxc") if draw(st.booleans()) else None
+    own += [f"lxc.include{colon}{INCLUDED}"] if included is not None else []
     for name in draw(st.lists(st.sampled_from(["nvidia", *before]), unique=True)):
-        lines += [f"lxc.mount.entry: /dev/{node} dev/{node} none bind" for node in NODES[name]]
-    lines += ["", "[snap]", *(f"lxc.cgroup2.devices.allow: c {major}:* rwm" for major in before.values())]
-    end = draw(st.sampled_from(["\n", "\r\n"]))
-    return end.join(lines).encode() + draw(st.sampled_from([b"", end.encode()])), owners
+        own += [f"lxc.mount.entry{colon}/dev/{node} dev/{node} none bind" for node in NODES[name]]
+    if style == "pve":
+        own += ["", "[snap]", *(f"lxc.cgroup2.devices.allow: c {major}:* rwm" for major in before.values())]
+    ends = ["\n", "\r\n"] + (["\r"] if style == "lxc" else [])
+
+    def joined(lines: list[str]) -> bytes:
+        end = draw(st.sampled_from(ends))
+        return (end.join(lines) + draw(st.sampled_from(["", end]))).encode()
+
+    return Sample(style, joined(own), {} if included is None else {INCLUDED: joined(included)}, owners)
 
 
 def assert_only_numbers_changed(
-    config: bytes, outcome: Reconciliation, owners: list[str], before: Mapping[str, int]
+    sample: Sample, outcome: Reconciliation, after: Mapping[str, bytes], before: Mapping[str, int]
 ) -> None:
     """Only numbers of NVIDIA rules change, and only on lines that a change names; order and all else stay."""
-    old, new = parse(config), parse(outcome.content)
-    replaced = {change.line: change for change in outcome.changes if change.kind == "replace"}
+    changes = [*outcome.changes, *(change for item in outcome.included for change in item.changes)]
+    replaced = {(change.file, change.line): change for change in changes if change.kind == "replace"}
     added = sum(change.kind == "add" for change in outcome.changes)
-    assert len(new.lines) == len(old.lines) + added
-    kept = iter(line.raw for line in new.lines)
-    for line in old.lines:
-        change = replaced.get(line.number)
-        expected = line.raw
-        if change is not None:
-            expected = line.raw.replace(f"c {change.old_major}:".encode(), f"c {change.new_major}:".encode())
-            assert change.attribution == "presumed" or owners[line.number - 3] in before
-        # The last line gets a line end when something is put after it.
-        assert any(raw == expected or raw.rstrip(b"\r\n") == expected for raw in kept)
+    assert {change.kind for change in changes} <= {"replace", "add"}
+    for file, data in {"": sample.config, **sample.includes}.items():
+        style = "lxc" if file else sample.style
+        old, new = parse(data, style), parse(after[file], style)
+        assert len(new.lines) == len(old.lines) + (0 if file else added)
+        kept = iter(line.raw for line in new.lines)
+        for line in old.lines:
+            change = replaced.get((file, line.number))
+            expected = line.raw
+            if change is not None:
+                expected = line.raw.replace(f"c {change.old_major}:".encode(), f"c {change.new_major}:".encode())
+                assert sample.owners[file, line.number] in before or (change.attribution == "presumed" and not file)
+            # The last line gets a line end when something is put after it.
+            assert any(raw == expected or raw.rstrip(b"\r\n") == expected for raw in kept)
 
 
-@given(st.data(), majors_before_and_now(), st.sampled_from(["report", "apply"]))
-@settings(max_examples=300, deadline=None)
+@given(st.data(), majors_before_and_now(), st.sampled_from(["report", "apply"]), st.booleans())
+@generated
 def test_generated_configs(
-    data: st.DataObject, tables: tuple[dict[str, int], dict[str, int], dict[int, str]], presumed: Presumed
+    data: st.DataObject,
+    tables: tuple[dict[str, int], dict[str, int], dict[int, str]],
+    presumed: Presumed,
+    cut_off: bool,
 ) -> None:
     before, now, others = tables
-    config, owners = data.draw(configs(before))
+    sample = data.draw(samples(before))
     current = table(now, others)
-    outcome = reconcile(config, current, before, presumed=presumed)
+    # As majors_record.changing() leaves it behind when the rewrite is cut off before the first byte.
+    record = {name: (now[name], old) if cut_off else old for name, old in before.items()}
+
+    def run(config: bytes, includes: Mapping[str, bytes]) -> Reconciliation:
+        return reconcile(config, current, record, style=sample.style, presumed=presumed, includes=includes)
+
+    outcome = run(sample.config, sample.includes)
+    after = {item.path: item.content for item in outcome.included}
 
     # Fixed point, also with the old record.
-    again = reconcile(outcome.content, current, before, presumed=presumed)
-    assert again.content == outcome.content
-    assert again.changes == ()
+    again = run(outcome.content, after)
+    assert (again.content, again.changes) == (outcome.content, ())
+    assert not any(item.changed or item.changes for item in again.included)
 
-    assert_only_numbers_changed(config, outcome, owners, before)
+    assert_only_numbers_changed(sample, outcome, {**after, "": outcome.content}, before)
     if presumed == "report":
         assert all(change.attribution != "presumed" for change in outcome.changes)
 
     # What was NVIDIA's is NVIDIA's: no such rule ends on a number of another driver or of nobody.
-    result = [rule for rule in parse(outcome.content).rules if rule.section == MAIN]
-    foreign_before = {rule.major for rule, owner in zip(parse(config).rules, owners, strict=False) if not owner}
+    result = main_section(parse(outcome.content, sample.style), after).rules
+    was = main_section(parse(sample.config, sample.style), sample.includes).rules
+    foreign_before = {rule.major for rule in was if not sample.owners.get(rule.place)}
+    undecided = any(finding.id == "lxc.swap_undecided" for finding in outcome.findings)
     for rule in result:
-        assert rule.major in (*now.values(), 195) or rule.major in foreign_before
+        left = undecided and not outcome.needed and rule.major in before.values()
+        assert rule.type == "b" or rule.major in (*now.values(), 195) or rule.major in foreign_before or left
 
 
 @given(st.data(), majors_before_and_now())
-@settings(max_examples=200, deadline=None)
+@generated
 def test_a_rule_per_driver_always_ends_right(
     data: st.DataObject, tables: tuple[dict[str, int], dict[str, int], dict[int, str]]
 ) -> None:
@@ -145,7 +209,8 @@ def test_a_rule_per_driver_always_ends_right(
             st.sampled_from([
                 b"\n", b"lxc.cgroup2.devices.allow: ", b"lxc.cgroup.devices.allow = ", b"lxc.cgroup2.devices.deny: ",
                 b"c 504:* rwm\n", b"c 507:0 r\n", b"a\n", b"c *:* m\n", b"/dev/nvidia0 rw\n", b"b 7:* rwm\n",
-                b"[snap]\n",
+                b"[snap]\n", b"\r", b"\0", b"lxc.cgroup2.devices.allow = 'c 507:* rwm'\r", b"lxc.cgroup2 =\n",
+                b"lxc.include = /i\n", b"lxc.include: /d/\n", b"lxc.mount.entry =\n",
                 b"lxc.mount.entry: /dev/nvidia-uvm dev/nvidia-uvm none bind\n", b"dev0: /dev/nvidia-uvm\n",
                 b"lxc.mount.entry = /dev/nvidia-caps dev/nvidia-caps none bind\n", b"lock: backup\n", b"a *:* rwm\n",
             ]),
@@ -157,18 +222,26 @@ def test_a_rule_per_driver_always_ends_right(
     st.sampled_from([(), declared_nodes([0])]),
     st.sampled_from(["cgroup2", "legacy"]),
 )  # fmt: skip
-@settings(max_examples=300, deadline=None)
+@generated
 def test_any_bytes_are_survived(
     config: bytes, style: Style, presumed: Presumed, declared: tuple[str, ...], hierarchy: str
 ) -> None:
     now = table({"nvidia-uvm": 509, "nvidia-caps": 504}, {507: "gpiochip"})
-    for record in ({}, INCIDENT_BEFORE, dict.fromkeys(NVIDIA_NAMES[4:], 507)):
+    several = {"nvidia-uvm": (507, 504), "nvidia-caps": (509, 507)}
+    # The config includes itself, once by name and once by folder.
+    files = {"/i": config, "/d/x.conf": config}
+    assert read_includes(config, files.get, lambda _: ["x.conf", ".conf"], style=style).keys() <= files.keys()
+    for record in ({}, INCIDENT_BEFORE, dict.fromkeys(NVIDIA_NAMES[4:], 507), several):
 
-        def run(data: bytes, record: dict[str, int] = record) -> Reconciliation:
-            return reconcile(data, now, record, style=style, presumed=presumed, declared=declared,
+        def run(data: bytes, includes: Mapping[str, bytes] | None, record: Record = record) -> Reconciliation:
+            return reconcile(data, now, record, style=style, presumed=presumed, declared=declared, includes=includes,
                              hierarchy="legacy" if hierarchy == "legacy" else "cgroup2")  # fmt: skip
 
-        outcome = run(config)
-        assert outcome.changed == (outcome.content != config)
-        assert run(outcome.content).content == outcome.content
-        stale_rules(config, now, record, style=style, declared=declared)
+        for includes in (None, files):
+            outcome = run(config, includes)
+            assert outcome.changed == (outcome.content != config)
+            after = None if includes is None else {**includes, **{item.path: item.content for item in outcome.included}}
+            again = run(outcome.content, after)
+            assert again.content == outcome.content
+            assert not any(item.changed for item in again.included)
+        stale_rules(config, now, record, style=style, declared=declared, includes=files)

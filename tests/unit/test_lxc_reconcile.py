@@ -76,7 +76,7 @@ def test_plain_lxc_with_deny_all_first() -> None:
 
 def test_new_rule_follows_the_manner_of_the_file() -> None:
     now = table({"nvidia-uvm": 240})
-    plain = b"lxc.uts.name = a\nlxc.mount.entry = /dev/nvidia-uvm dev/nvidia-uvm none bind"
+    plain = b"lxc.include = /x\nlxc.mount.entry = /dev/nvidia-uvm dev/nvidia-uvm none bind"
     outcome = reconcile(plain, now, {}, style="lxc")
     assert outcome.content == plain + b"\nlxc.cgroup2.devices.allow = c 240:* rwm"
     by_minor = rules("c 195:0 rw", "c 195:255 rw", mounts=UVM_NODES)
@@ -132,6 +132,71 @@ def test_rights_are_not_widened() -> None:
     assert ids(outcome) == ["lxc.rule_access"]
 
 
+def test_without_any_rule_nothing_is_blocked() -> None:
+    """liblxc attaches no program for an empty list; the first rule would close everything else."""
+    mount = b"lxc.mount.entry = /dev/nvidia-uvm dev/nvidia-uvm none bind\n"
+    now = table({"nvidia-uvm": 240})
+    for text in (mount, b"lxc.cgroup2.devices.deny = a\n" + mount):
+        outcome = reconcile(text, now, {}, style="lxc")
+        assert (outcome.changed, ids(outcome)) == (False, [])
+    # On v1 the kernel keeps `deny a`, and Proxmox's own rules stand before those of its files.
+    v1 = reconcile(b"lxc.cgroup.devices.deny = a\n" + mount, now, {}, style="lxc", hierarchy="legacy")
+    assert b"lxc.cgroup.devices.allow = c 240:* rwm\n" in v1.content
+    assert reconcile(mount, now, {}).changed
+
+
+def test_a_deny_rule_denies_what_the_kernel_denies() -> None:
+    data = b"lxc.cgroup2.devices.allow: a\nlxc.cgroup2.devices.deny: c 509:* m\n" + rules(mounts=UVM)
+    assert ids(reconcile(data, table({"nvidia-uvm": 509}), {})) == ["lxc.allow_all"]
+    v1 = data.replace(b"cgroup2", b"cgroup").replace(b"509:* m", b"509:* w")
+    assert "lxc.rule_denied" in ids(reconcile(v1, table({"nvidia-uvm": 509}), {}, hierarchy="legacy"))
+
+
+def test_a_stale_deny_rule_follows_its_driver() -> None:
+    data = b"lxc.cgroup2.devices.allow: a\nlxc.cgroup2.devices.deny: c 504:* rwm\n"
+    outcome = reconcile(data, table({"nvidia-uvm": 509}, {504: "gpiochip"}), {"nvidia-uvm": 504})
+    assert outcome.content == data.replace(b"504", b"509")
+    assert [change.leaks_to for change in outcome.changes] == [None]
+    assert [f.observed for f in outcome.findings if f.id == "lxc.stale_major"] == ["denies major 504 for nvidia-uvm"]
+    gone = reconcile(data, table({}, {504: "gpiochip"}), {"nvidia-uvm": 504})
+    assert "lxc.leaked_major" not in ids(gone)
+
+
+def test_deny_takes_back_an_equal_rule_only() -> None:
+    now = table({"nvidia-uvm": 509})
+    back = rules("c 509:* rwm", mounts=UVM) + b"lxc.cgroup2.devices.deny: c 509:* rwm\n"
+    assert reconcile(back, now, {}).content == back + b"lxc.cgroup2.devices.allow: c 509:* rwm\n"
+    # liblxc compares the letters as they are written.
+    assert not reconcile(back.replace(b"deny: c 509:* rwm", b"deny: c 509:* mrw"), now, {}).changed
+
+
+def test_unconfined_says_nothing_about_devices() -> None:
+    data = rules("c 504:* rwm", mounts=UVM) + b"lxc.apparmor.profile: unconfined\nlxc.cap.drop:\n"
+    outcome = reconcile(data, table({"nvidia-uvm": 509}), {"nvidia-uvm": 504}, presumed="report")
+    assert outcome.content == data.replace(b"504", b"509")
+
+
+def test_quotes_stay() -> None:
+    data = b"lxc.cgroup2.devices.allow = \"c 504:* rwm\"\nlxc.cgroup2.devices.allow = 'c 10:200 rwm'\n"
+    outcome = reconcile(data, table({"nvidia-uvm": 509}), {"nvidia-uvm": 504}, style="lxc")
+    assert outcome.content == data.replace(b"504", b"509")
+    half = b"lxc.cgroup2.devices.allow = 'c 504:* rwm\n"
+    refused = reconcile(half, table({"nvidia-uvm": 509}), {"nvidia-uvm": 504}, style="lxc")
+    assert (refused.changed, ids(refused)) == (False, ["lxc.rule_malformed"])
+
+
+def test_a_new_rule_comes_after_every_include() -> None:
+    """What stands above an include with `deny = a` would be taken back by it."""
+    data = (
+        b"lxc.cgroup2.devices.allow = c 10:200 rwm\nlxc.include = /usr/share/lxc/config/common.conf\n# end\n"
+        b"lxc.mount.entry = /dev/nvidia-uvm dev/nvidia-uvm none bind\n"
+    )
+    outcome = reconcile(data, table({"nvidia-uvm": 509}), {}, style="lxc")
+    added = b"lxc.cgroup2.devices.allow = c 509:* rwm\n"
+    assert outcome.content == data.replace(b"common.conf\n", b"common.conf\n" + added)
+    assert not reconcile(outcome.content, table({"nvidia-uvm": 509}), {}, style="lxc").changed
+
+
 def test_denied_node_is_left_denied() -> None:
     data = b"lxc.cgroup2.devices.allow: a\nlxc.cgroup2.devices.deny: c 509:* rwm\n" + rules(mounts=UVM)
     outcome = reconcile(data, table({"nvidia-uvm": 509}), {})
@@ -162,6 +227,16 @@ def test_rule_of_a_mounted_foreign_device_is_no_leak() -> None:
     assert ids(reconcile(data, table({}, {254: "gpiochip"}), {})) == []
 
 
+def test_a_recorded_number_that_the_config_now_has_for_another_device_stays() -> None:
+    now, before = table({"nvidia-uvm": 509}, {504: "gpiochip"}), {"nvidia-uvm": 504}
+    data = rules("c 504:* rwm", mounts=("gpiochip0",))
+    outcome = reconcile(data, now, before)
+    assert (outcome.changed, ids(outcome)) == (False, [])
+    assert stale_rules(data, now, before) == ()
+    # With uvm mounted beside it the rule is what the record says it is.
+    assert allowed(reconcile(rules("c 504:* rwm", mounts=("gpiochip0", *UVM)), now, before).content) == [(509, None)]
+
+
 def test_container_without_a_gpu_is_none_of_our_business() -> None:
     outcome = reconcile(rules("c 254:* rwm", "c 60:* rwm"), table({}, {254: "gpiochip"}), {})
     assert (outcome.changed, outcome.findings) == (False, ())
@@ -172,6 +247,14 @@ def test_kept_dead_lines_are_named() -> None:
     outcome = reconcile(data, table({}), {})
     assert not outcome.changed
     assert "kept" in next(f.observed for f in outcome.findings if f.id == "lxc.dead_cgroup_key")
+
+
+def test_a_converted_rule_that_a_later_line_clears_is_added() -> None:
+    data = b"lxc.cgroup.devices.allow: c 504:* rwm\nlxc.cgroup2.devices.allow:\n" + rules(mounts=UVM)
+    now = table({"nvidia-uvm": 509})
+    outcome = reconcile(data, now, INCIDENT_BEFORE)
+    assert [change.kind for change in outcome.changes] == ["convert", "add"]
+    assert not reconcile(outcome.content, now, INCIDENT_BEFORE).changed
 
 
 def test_judge_names_old_and_new_number_without_a_record() -> None:

@@ -259,7 +259,7 @@ def test_an_unreadable_roll_file_is_never_no_roll(tmp_path: Path) -> None:
 
 
 def test_a_check_that_this_version_does_not_carry_stops_before_the_downtime(facts: Facts) -> None:
-    assert "check.not_in_this_version" in causes(plan(facts, gate_required=("device_access", "cuda")))
+    assert "check.not_in_this_version" in causes(plan(facts, gate_required=("device_access", "p2p")))
 
 
 def test_a_gate_without_a_target_stops_before_the_downtime(facts: Facts) -> None:

@@ -170,7 +170,7 @@ def test_after_a_power_cut_in_the_reboots_call_the_host_alone_starts_what_ran(tm
     assert roll_of(host).is_open == (roll_of(host).trial.boots == 0)
 
 
-LATE = {"lxc_devices": 4, "promote": 22, "handed_back": 14}  # and how many effects each has at most
+LATE = {"lxc_devices": 5, "promote": 22, "handed_back": 14}  # and how many effects each has at most
 
 
 def on_trial_until(folder: Path, late: str) -> tuple[FakeHost, Callable[[], object]]:

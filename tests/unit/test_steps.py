@@ -12,7 +12,7 @@ from fake_host import FakeHost
 from fake_roll import HOST_NAME, RUN_ID, debian_host, library, plan_of, power_cycle, prepared, roll_of, step
 from fake_tree import NEW, OLD
 
-from gpuhost import steps
+from gpuhost import rollfile, steps
 from gpuhost.errors import Stop, stop
 from gpuhost.rollfile import ROLL_FILE, Roll, closed, save
 
@@ -130,7 +130,7 @@ def test_an_open_roll_beats_the_plan(host: FakeHost) -> None:
 
 
 def test_two_steps_at_once_are_refused_and_the_roll_is_read_inside_the_lock(host: FakeHost) -> None:
-    with host.path(steps.LOCK_FILE).open("a") as held:
+    with host.path(rollfile.LOCK_FILE).open("a") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(Stop) as caught:
             run(host, steps.Done)

@@ -12,14 +12,15 @@ from types import SimpleNamespace
 
 import pytest
 from ansible.plugins.action import ActionBase
-from fake_host import FakeHost, Killed
+from fake_host import Answer, FakeHost, Killed
+from fake_pct import FakePct, make_proxmox
 from fake_roll import REPOSITORY, debian_host, power_cycle, prepared, roll_of, step
 from fake_tree import CONTAINER, NEW, PLAIN, booted
 
-from gpuhost import check_runner, return_service, workloads
+from gpuhost import check_runner, containers, return_service, workloads
 from gpuhost.errors import Stop
-from gpuhost.rollfile import save
-from gpuhost.workloads import HOLD_DROP_INS, HOLD_FILE
+from gpuhost.rollfile import parse, render, save
+from gpuhost.workloads import ACTIVATE_DROP_IN, HOLD_DROP_INS, HOLD_FILE, PVE_HOLD_DROP_IN
 
 
 @pytest.fixture
@@ -59,14 +60,14 @@ def test_another_device_does_not_make_a_gpu_container(host: FakeHost, source: st
 
 def test_without_lxc_nothing_runs(host: FakeHost) -> None:
     host.programs["lxc-ls",] = (127, "", "lxc-ls: No such file or directory")
-    assert workloads.running_containers(host) == set()
+    assert containers.running(host) == set()
 
 
 @pytest.mark.parametrize("rc", [1, 124])
 def test_lxc_that_does_not_answer_is_never_nothing_runs(host: FakeHost, rc: int) -> None:
     host.programs["lxc-ls",] = (rc, "", "lxc-ls: killed after 60 s")
     with pytest.raises(Stop) as caught:
-        workloads.running_containers(host)
+        containers.running(host)
     assert "killed after" in caught.value.blocker.observed
 
 
@@ -123,12 +124,6 @@ def test_a_process_without_a_gpu_does_not_block(host: FakeHost) -> None:
     assert workloads.in_the_way(host) == []
 
 
-@pytest.mark.parametrize("path", ["/etc/pve/lxc/101.conf", "/etc/pve/qemu-server/100.conf"])
-def test_guests_of_proxmox_block(host: FakeHost, path: str) -> None:
-    host.put(path, "x")
-    assert [item.object for item in workloads.in_the_way(host)] == ["/etc/pve"]
-
-
 def test_what_blocks_stops_the_drain_before_anything_is_stopped(host: FakeHost) -> None:
     prepared(host)
     _process(host, 4242, "vllm", "/user.slice")
@@ -152,7 +147,9 @@ def test_drain_remembers_holds_and_stops_last_started_first(host: FakeHost) -> N
     }
     assert host.exists(HOLD_FILE)
     for path in HOLD_DROP_INS:
-        assert "ConditionPathExists=!/var/lib/gpuhost/hold" in (host.read(path) or "")
+        instances = path.endswith("/lxc@.service.d/50-gpuhost-hold.conf")
+        assert f"ConditionPathExists={'|' if instances else ''}!/var/lib/gpuhost/hold" in (host.read(path) or "")
+    assert not host.exists(PVE_HOLD_DROP_IN)
     assert host.ran("systemctl", "daemon-reload")
     assert workloads.held_in_this_boot(host)
     assert all("--nokill" in call for call in host.ran("lxc-stop"))
@@ -326,7 +323,175 @@ def test_the_action_plugin_sends_both_along_where_they_are_needed(
         program = tmp_path / "gpuhost.pyz"
         program.write_bytes(base64.b64decode(arguments["program"]))
         result = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False, cwd="/")
-        assert result.stderr == "usage: gpuhost.pyz status [--json] | return\n"
+        assert result.stderr.startswith("usage: gpuhost.pyz status [--json] | return")
+
+
+# --- started by lxc@NAME.service
+
+
+def with_unit(host: FakeHost) -> None:
+    """PLAIN runs as its unit, which is not enabled; the drop-in is obeyed as systemd does it."""
+    host.put("/lib/systemd/system/lxc@.service", "[Service]\n")
+    unit = f"lxc@{PLAIN}.service"
+
+    def systemctl(there: FakeHost, argv: list[str]) -> Answer:
+        if argv[1] == "list-units":
+            return 0, f"{unit} loaded active running LXC Container: {PLAIN}\n" if PLAIN in there.running else "", ""
+        flag = there.exists(f"/run/gpuhost/start/{PLAIN}")
+        if argv[1:] == ["start", unit] and (flag or not there.exists(HOLD_FILE)):
+            there.running.add(PLAIN)
+        return 0, "running\n" if argv[1] == "is-system-running" else "", ""
+
+    host.programs[("systemctl",)] = systemctl
+
+
+def test_what_its_unit_ran_is_its_units_again(host: FakeHost) -> None:
+    with_unit(host)
+    prepared(host)
+    drain(host)
+    assert {item.name: item.kind for item in roll_of(host).workloads} == {PLAIN: "lxc@", CONTAINER: "lxc"}
+    assert {item["name"]: item["engine"] for item in workloads.survey(host)}[PLAIN] == "lxc"  # stopped, not enabled
+    host.calls = []
+    assert workloads.start_container(host, PLAIN)  # the gate, under the hold
+    assert host.ran("systemctl", "start") == [["systemctl", "start", f"lxc@{PLAIN}.service"]]
+    host.running = set()
+    host.calls = []
+    hand_back(host)
+    assert ["systemctl", "start", f"lxc@{PLAIN}.service"] in host.calls
+    assert [call[2] for call in host.ran("lxc-start")] == [CONTAINER]
+    assert host.running == {CONTAINER, PLAIN}
+
+
+def test_a_roll_file_of_an_older_version_has_one_kind(host: FakeHost) -> None:
+    prepared(host)
+    drain(host)
+    data = render(roll_of(host))
+    assert {item.kind for item in parse(data).workloads} == {"lxc"}
+    save(host, parse(data))
+    hand_back(host)
+    assert host.running == {CONTAINER, PLAIN}
+
+
+# --- Proxmox
+
+
+@pytest.fixture
+def pve(host: FakeHost) -> FakePct:
+    """Three containers of Proxmox beside the plain ones, which nobody has there; 104 does not run."""
+    pct = make_proxmox(host)
+    pct.add(host, 101)
+    pct.add(host, 102, "onboot: 1\nstartup: order=1,up=20\n")
+    pct.add(host, 103, "startup: order=2,up=10\n")
+    pct.add(host, 104, "onboot: 1\n", running=False)
+    return pct
+
+
+def test_a_roll_of_proxmox_containers(host: FakeHost, pve: FakePct, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared(host)
+    drain(host)
+    assert (pve.running, host.running) == (set(), set())
+    assert pve.stopped == ["101", "103", "102"]  # last started first
+    assert [(item.kind, item.name) for item in roll_of(host).workloads][2:] == [
+        ("pve", "102"), ("pve", "103"), ("pve", "101"), ("pve", "104"),
+    ]  # fmt: skip
+    assert "ConditionPathExists=!/var/lib/gpuhost/hold" in (host.read(PVE_HOLD_DROP_IN) or "")
+    assert workloads.start_container(host, "103")  # the gate
+    waited: list[float] = []
+    monkeypatch.setattr(host, "sleep", waited.append)
+    host.programs["lxc-info",] = (0, "1000\n", "")
+    pve.started = []
+    answer = hand_back(host)
+    assert pve.started == ["102", "101"]
+    assert pve.running == {"101", "102", "103"}
+    assert [seconds for seconds in waited if seconds] == [20]  # none after the last, none for what runs already
+    assert "container 102 started" in answer["lines"]  # type: ignore[operator]
+    assert not host.exists(PVE_HOLD_DROP_IN)
+    assert not workloads.is_held(host)
+    assert not roll_of(host).is_open
+
+
+def test_one_of_proxmox_that_does_not_start_keeps_none_down(host: FakeHost, pve: FakePct) -> None:
+    prepared(host)
+    drain(host)
+    pve.broken = {"102"}
+    with pytest.raises(Stop) as caught:
+        hand_back(host)
+    assert (caught.value.blocker.cause, caught.value.blocker.object) == ("workload.not_back", "container 102")
+    assert (pve.running, host.running) == ({"101", "103"}, {CONTAINER, PLAIN})
+    assert roll_of(host).is_open
+
+
+@pytest.mark.parametrize("effect", range(1, 14))
+def test_a_kill_during_the_drain_of_proxmox_forgets_nothing(tmp_path: Path, effect: int) -> None:
+    host = debian_host(tmp_path)
+    pct = make_proxmox(host)
+    pct.add(host, 101)
+    pct.add(host, 102)
+    prepared(host)
+    host.effects, host.die_after = [], effect
+    with pytest.raises(Killed):
+        drain(host)
+    host.die_after = None
+    drain(host)
+    assert (pct.running, host.running) == (set(), set())
+    hand_back(host)
+    assert (pct.running, host.running) == ({"101", "102"}, {CONTAINER, PLAIN})
+
+
+def test_a_node_without_quorum_keeps_the_plain_ones_not_down(host: FakeHost, pve: FakePct) -> None:
+    prepared(host)
+    drain(host)
+    host.remove("/etc/pve/.members")  # at boot, before pve-cluster.service
+    with pytest.raises(Stop) as caught:
+        hand_back(host)
+    assert caught.value.blocker.observed
+    assert host.running == {CONTAINER, PLAIN}
+    assert pve.running == set()
+    make_proxmox(host).running = pve.running
+    hand_back(host)
+    assert not roll_of(host).is_open
+
+
+def test_pve_guests_becomes_active_without_starting_a_guest(host: FakeHost, pve: FakePct) -> None:
+    seen: list[str] = []
+
+    def systemctl(there: FakeHost, argv: list[str]) -> Answer:
+        if argv[1:] == ["start", "pve-guests.service"]:
+            seen.append(there.read(ACTIVATE_DROP_IN) or "")
+        return (3 if argv[1] == "is-active" else 0), "running\n" if argv[1] == "is-system-running" else "", ""
+
+    host.programs[("systemctl",)] = systemctl
+    prepared(host)
+    drain(host)
+    host.calls = []
+    hand_back(host)
+    (text,) = seen
+    assert "RefuseManualStart=no\n" in text
+    assert "ExecStart=\nExecStart=/bin/true\n" in text
+    assert "ExecStop" not in text  # it is what a shutdown needs
+    assert not host.exists(ACTIVATE_DROP_IN)
+    assert host.ran("systemctl")[-1] == ["systemctl", "daemon-reload"]
+    assert "104" not in pve.running  # onboot, and stopped before the roll
+
+
+@pytest.mark.parametrize("verb", ["is-enabled", "is-active"])
+def test_pve_guests_is_left_alone_where_there_is_nothing_to_do(host: FakeHost, pve: FakePct, verb: str) -> None:
+    unit = "pve-guests.service"
+    host.programs[("systemctl", verb, unit)] = (1, "disabled\n", "") if verb == "is-enabled" else (0, "active\n", "")
+    prepared(host)
+    drain(host)
+    hand_back(host)
+    assert host.ran("systemctl", "start", "pve-guests.service") == []
+
+
+def test_a_failed_drain_of_proxmox_starts_again(host: FakeHost, pve: FakePct) -> None:
+    prepared(host)
+    pve.stubborn = {"102"}  # stopped last of Proxmox's
+    with pytest.raises(Stop) as caught:
+        drain(host, timeout_s=7)
+    assert caught.value.blocker.object == "container 102"
+    assert (pve.running, host.running) == ({"101", "102", "103"}, {CONTAINER, PLAIN})
+    assert not workloads.is_held(host)
 
 
 # --- the end of a roll

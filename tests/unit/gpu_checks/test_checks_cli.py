@@ -15,7 +15,7 @@ from gpu_checks.build_zipapp import build
 from gpu_checks.causes import CAUSES
 
 ROOT = Path(__file__).resolve().parents[3]
-NOT_SHIPPED = ("cuda", "p2p", "allreduce")
+NOT_SHIPPED = ("p2p", "allreduce")
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +45,8 @@ def test_checks_not_shipped_say_so(archive):
 def test_list_shows_every_check(archive):
     done = run(archive, "list")
     assert done.returncode == 0
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["device_access", *NOT_SHIPPED]
-    assert done.stdout.count("not in this version") == 3
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["device_access", "cuda", *NOT_SHIPPED]
+    assert done.stdout.count("not in this version") == 2
 
 
 def test_run_id_is_carried(archive):
@@ -93,8 +93,9 @@ def processor_seconds(command):
 def test_without_a_driver_the_answer_is_quick(archive):
     if "nvidia" in Path("/proc/devices").read_text():
         pytest.skip("this machine has the driver")
-    whole = json.loads(run(archive, "device_access", "--json").stdout)["measurements"][-1]
-    assert (whole["name"], whole["status"], whole["cause"]) == ("device_access", "error", "driver.not_loaded")
+    for name in ("device_access", "cuda"):
+        whole = json.loads(run(archive, name, "--json").stdout)["measurements"][-1]
+        assert (whole["name"], whole["status"], whole["cause"]) == (name, "error", "driver.not_loaded")
     # The limit is for our work: neither for a neighbour's load nor for what this interpreter's site does at its start.
     python = os.path.realpath(sys.executable)
     ours = processor_seconds([python, str(archive), "device_access"]) - processor_seconds([python, "-c", "pass"])

@@ -109,6 +109,11 @@ def test_each_cause(cause, change, words):
     assert words in found.message
 
 
+def test_a_gpu_whose_open_gives_eio_was_not_started():
+    found = reason(replace(GOOD, path="/dev/nvidia3", opened=False, open_errno=errno.EIO))
+    assert found.cause == "driver.gpu_not_started"
+
+
 def test_a_good_node_has_no_reason():
     assert reason(GOOD) is None
     assert reason(replace(GOOD, query=None)) is None

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Stub libnvidia-ml.so.1: needs nvidiactl and the GPU nodes, not nvidia-uvm;
- * so it works while CUDA is blocked, as in reality.
+ * so it works while CUDA is blocked, as in reality. GPUHOST_STUB_NVML=NUMBER
+ * is what nvmlInit gives instead of looking; GPUHOST_STUB_CUDA_FREE is the free
+ * memory of every GPU, as in libcuda.c.
  */
 #include <errno.h>
+#include <stdlib.h>
 
 #include "stub.h"
 
@@ -19,8 +22,11 @@ static unsigned int gpu_count;
 
 int nvmlInit_v2(void)
 {
+	const char *wish = getenv("GPUHOST_STUB_NVML");
 	int minor;
 
+	if (wish)
+		return atoi(wish);
 	if (ctl >= 0)
 		return OK;
 	ctl = open("/dev/nvidiactl", O_RDWR | O_CLOEXEC);
@@ -69,6 +75,38 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned int index, struct gpu **device)
 	if (index >= gpu_count)
 		return INVALID_ARGUMENT;
 	*device = &gpus[index];
+	return OK;
+}
+
+int nvmlDeviceGetHandleByPciBusId_v2(const char *text, struct gpu **device)
+{
+	unsigned int i, domain, bus;
+
+	if (ctl < 0)
+		return UNINITIALIZED;
+	if (sscanf(text, "%x:%x:", &domain, &bus) != 2)
+		return INVALID_ARGUMENT;
+	for (i = 0; i < gpu_count; i++) {
+		if (gpus[i].minor + 1u != bus)
+			continue;
+		*device = &gpus[i];
+		return OK;
+	}
+	return INVALID_ARGUMENT;
+}
+
+struct memory {
+	unsigned long long total, free, used;
+};
+
+int nvmlDeviceGetMemoryInfo(struct gpu *device, struct memory *memory)
+{
+	const char *wish = getenv("GPUHOST_STUB_CUDA_FREE");
+
+	(void)device;
+	memory->total = 96ULL << 30;
+	memory->free = wish ? strtoull(wish, NULL, 10) : memory->total;
+	memory->used = memory->total - memory->free;
 	return OK;
 }
 
