@@ -167,13 +167,14 @@ def play(machine: Machine, *arguments: str) -> Result:
         "LC_ALL": "C.UTF-8",
         "ANSIBLE_CONFIG": ROOT / "ansible.cfg",
         "ANSIBLE_HOME": folder / "ansible",
+        "ANSIBLE_SSH_CONTROL_PATH_DIR": "/run/cp",  # the machine has its own /run
         "GPUHOST_RUNS_DIR": folder / "runs",
         "GPUHOST_RUN_ID": "cost",
     }
     argv = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(folder / "hosts.yml")]
     playbook = str(ROOT / "playbooks" / "reconcile.yml")
     settings = [f"{name}={value}" for name, value in environment.items()]
-    result = machine.run("env", "-C", str(folder), *settings, *argv, playbook, *arguments, timeout_s=120)
+    result = machine.run("env", *settings, *argv, playbook, *arguments, timeout_s=120)
     print(result.stdout[-3000:], result.stderr[-3000:])
     assert result.rc == 0
     return result

@@ -36,6 +36,9 @@ MODULE_PARM_DESC(gpus, "Number of GPUs to show");
 static unsigned int readonly_gpus;
 module_param(readonly_gpus, uint, 0444);
 MODULE_PARM_DESC(readonly_gpus, "Bit mask of GPUs whose MaxReadReq cannot be written");
+static unsigned int readonly_ports;
+module_param(readonly_ports, uint, 0444);
+MODULE_PARM_DESC(readonly_ports, "The same of root ports");
 
 struct function {
 	u8 value[CFG_BYTES];
@@ -141,6 +144,8 @@ static void fill_port(struct function *f, unsigned int index)
 	f->value[PCI_SUBORDINATE_BUS] = index + 1;
 	put32(f->writable, PCI_PRIMARY_BUS, 0x00ffffff);
 	put16(f->writable, PCI_BRIDGE_CONTROL, 0x0003);
+	if (readonly_ports & BIT(index))
+		put16(f->writable, CAP_OFFSET + PCI_EXP_DEVCTL, 0x0fff);
 }
 
 static void fill_endpoint(struct function *f, unsigned int index)
