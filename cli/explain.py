@@ -54,6 +54,7 @@ class Explanation:
     config: bytes
     presumed: str
     reconciliation: Reconciliation
+    includes: Mapping[str, bytes]
     migration: Migration | None
     assumptions: tuple[str, ...]
 
@@ -63,7 +64,8 @@ class Explanation:
 
     @property
     def exit_status(self) -> int:
-        todo = self.content != self.config or bool(self.reconciliation.held)
+        included = any(item.changed for item in self.reconciliation.included)
+        todo = self.content != self.config or included or bool(self.reconciliation.held)
         refused = self.migration is not None and bool(self.migration.refusals)
         urgent = any(item.severity not in QUIET for item in self.reconciliation.findings)
         return FINDINGS if todo or refused or urgent else GOOD
@@ -92,7 +94,14 @@ def add_parser(commands: Any) -> None:
         action="append",
         default=[],
         metavar="NAME=MAJOR",
-        help="a driver's number from before, as nvidia-uvm=504; once per driver",
+        help="a driver's number from before, as nvidia-uvm=504; may be repeated, the newest first",
+    )
+    made.add_argument(
+        "--include",
+        action="append",
+        default=[],
+        metavar="PATH=FILE",
+        help="what the config includes by lxc.include: its path on the host, and where a copy of it is",
     )
     made.add_argument(
         "--style", choices=["pve", "lxc"], help="/etc/pve/lxc/N.conf, or /var/lib/lxc/NAME/config (default: guessed)"
@@ -154,10 +163,18 @@ def explain(options: argparse.Namespace) -> Explanation:
         raise InputError("--native: devN: entries exist on Proxmox only, this is a plain LXC config: leave it out")
     if (options.node or options.pve_container) and not options.native:
         raise InputError("--node and --pve-container go with --native")
-    outcome = reconcile(config, current, record(options.recorded), style=style, presumed=options.presumed)
+    includes = _includes(options.include)
+    outcome = reconcile(
+        config,
+        current,
+        record(options.recorded),
+        style=style,
+        presumed=options.presumed,
+        includes=includes or None,  # without any none is followed, and the findings say so
+    )
     name = "stdin" if options.config == "-" else Path(options.config).name
     native = _native(outcome.content, current, options, name) if options.native else (None, ())
-    return Explanation(name, style, style_by, config, options.presumed, outcome, *native)
+    return Explanation(name, style, style_by, config, options.presumed, outcome, includes, *native)
 
 
 def majors(source: str) -> CharacterMajors:
@@ -171,18 +188,27 @@ def majors(source: str) -> CharacterMajors:
     return found
 
 
-def record(items: list[str]) -> dict[str, int]:
+def record(items: list[str]) -> dict[str, tuple[int, ...]]:
     """--recorded NAME=MAJOR as a table. Raises InputError."""
-    found: dict[str, int] = {}
+    found: dict[str, tuple[int, ...]] = {}
     for item in items:
         name, equals, number = item.partition("=")
         if not equals or not re.fullmatch(r"[0-9]{1,9}", number):
             raise InputError(f"--recorded {item}: expected NAME=MAJOR, as nvidia-uvm=504")
         if name not in NVIDIA_NAMES:
             raise InputError(f"--recorded {item}: no driver of NVIDIA's is called {name}: {', '.join(NVIDIA_NAMES)}")
-        if found.get(name, int(number)) != int(number):
-            raise InputError(f"--recorded {item}: {name} was {found[name]} already: give each driver once")
-        found[name] = int(number)
+        found[name] = (*found.get(name, ()), int(number))
+    return found
+
+
+def _includes(items: list[str]) -> dict[str, bytes]:
+    """--include PATH=FILE as contents by path. Raises InputError."""
+    found = {}
+    for item in items:
+        path, equals, source = item.partition("=")
+        if not equals or not path.startswith("/"):
+            raise InputError(f"--include {item}: expected PATH=FILE, as /etc/lxc/gpu.conf=gpu.conf")
+        found[path] = _read("--include", source)
     return found
 
 
@@ -213,6 +239,11 @@ def document(found: Explanation) -> dict[str, Any]:
         "changed": found.content != found.config,
         "diff": explain_text.diff(found.name, found.config, found.content),
         "changes": [{**dataclasses.asdict(change), "severity": change.severity} for change in outcome.changes],
+        "included": [
+            {"path": item.path, "diff": explain_text.diff(item.path, found.includes[item.path], item.content)}
+            for item in outcome.included
+            if item.changed
+        ],
         "held": [{**dataclasses.asdict(change), "severity": change.severity} for change in outcome.held],
         "findings": [dataclasses.asdict(item) for item in outcome.findings],
         "required_paths": list((found.migration or outcome).required_paths),

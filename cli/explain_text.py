@@ -31,7 +31,10 @@ def lines(found: Explanation) -> list[str]:
     text += [f"{found.name}: {words}" for words in found.assumptions]
     if found.content != found.config:
         text += ["", *diff(found.name, found.config, found.content)]
-    text += _block("Changes", (row for change in outcome.changes for row in _change(change)))
+    for item in outcome.included:
+        if item.changed:
+            text += ["", *diff(item.path, found.includes[item.path], item.content)]
+    text += _block("Changes", (row for change in _changes(found) for row in _change(change)))
     locked = any(change.held == "locked" for change in outcome.held)
     title = "Not changed, the config is locked" if locked else "Not changed, because it is only presumed"
     text += _block(title, (row for change in outcome.held for row in _change(change)))
@@ -59,7 +62,7 @@ def next_step(found: Explanation) -> str:
     command = "gpuhost reconcile -i INVENTORY --limit HOST"
     if "locked" in held:
         return "wait for the job that holds the lock, or pct unlock when it is gone; then look again."
-    if found.content != found.config:
+    if found.content != found.config or any(item.changed for item in outcome.included):
         extra = " -e lxc_devices_presumed=apply" if any(c.attribution == "presumed" for c in outcome.changes) else ""
         extra += " -e lxc_devices_style=native" if migration and migration.changed else ""
         left = bool(held) or any(item.severity not in QUIET for item in _told(found))
@@ -105,6 +108,7 @@ def _block(title: str, rows: Iterable[str]) -> list[str]:
 def _change(change: Change) -> Iterator[str]:
     numbers = f"{change.old_major or 'none'} -> {change.new_major or 'none'}"
     where = f"after line {change.line}" if change.kind in ("add", "mount") else f"line {change.line}"
+    where += f" of {change.file}" if change.file else ""
     if change.attribution == "presumed":
         yield f"{where}: {change.driver} {numbers}"
         yield f"    {reason(change)}"
@@ -112,6 +116,13 @@ def _change(change: Change) -> Iterator[str]:
         yield f"{where}: {change.driver} {numbers}, {reason(change)}"
     if change.leaks_to:
         yield f"    SECURITY: {change.old_major} is {change.leaks_to}'s now, the container can open its devices"
+
+
+def _changes(found: Explanation) -> Iterator[Change]:
+    """Of the config itself, and of the files that it includes."""
+    yield from found.reconciliation.changes
+    for item in found.reconciliation.included:
+        yield from item.changes
 
 
 def _migration(migration: Migration) -> Iterator[str]:
@@ -124,7 +135,7 @@ def _migration(migration: Migration) -> Iterator[str]:
 def _told(found: Explanation) -> Iterator[Finding]:
     """The findings that no change of the same file deals with."""
     outcome = found.reconciliation
-    told = {f"config line {change.line}" for change in (*outcome.changes, *outcome.held)}
+    told = {f"{change.file or 'config'} line {change.line}" for change in (*_changes(found), *outcome.held)}
     for item in outcome.findings:
         repeated = item.id.removeprefix("lxc.") in RULE_FINDINGS and item.source in told
         if not repeated and not _is_added(item, outcome.changes):

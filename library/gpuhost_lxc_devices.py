@@ -44,7 +44,7 @@ attributes:
 """
 
 RETURN = r"""
-lines: {description: 'What differed and was changed, and what to know besides.', returned: success, type: list, elements: str}
+lines: {description: 'What was changed, and what to know.', returned: success, type: list, elements: str}
 """
 
 from typing import Any

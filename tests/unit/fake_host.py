@@ -143,9 +143,7 @@ class FakeHost(Host):
             self._effect(f"link {path}")
         return changed
 
-    def make_node(
-        self, path: str, major: int, minor: int, mode: int = 0o666, owner: tuple[int, int] = (0, 0)
-    ) -> None:
+    def make_node(self, path: str, major: int, minor: int, mode: int = 0o666, owner: tuple[int, int] = (0, 0)) -> None:
         self.nodes[path], self.node_modes[path] = (major, minor), mode
         self._effect(f"node {path}")
 

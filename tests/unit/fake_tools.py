@@ -20,7 +20,6 @@ from fake_tree import (
 
 from gpuhost.efi_variables import encode_efi_string
 
-
 INIT_PID = 1000  # of any container: its /proc files are in the tree
 
 

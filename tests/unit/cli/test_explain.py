@@ -224,6 +224,22 @@ def test_plain_lxc(capsys: pytest.CaptureFixture[str], files: Any) -> None:
     assert "+lxc.cgroup2.devices.allow = c 509:* rwm" in out
 
 
+def test_an_included_file_follows_too(capsys: pytest.CaptureFixture[str], files: Any, tmp_path: Path) -> None:
+    """Whose driver the number was is known from an older record: several numbers for one driver."""
+    copy = tmp_path / "gpu.conf"
+    copy.write_text("lxc.cgroup2.devices.allow = c 504:* rwm\n")
+    text = "lxc.include = /etc/lxc/gpu.conf\nlxc.mount.entry = /dev/nvidia-uvm dev/nvidia-uvm none bind 0 0\n"
+    told = ("--recorded", "nvidia-uvm=506", "--recorded", "nvidia-uvm=504", "--include", f"/etc/lxc/gpu.conf={copy}")
+    assert run(*files(text, name="config"), *told) == 1
+    out = capsys.readouterr().out
+    assert "--- /etc/lxc/gpu.conf\n" in out
+    assert "+lxc.cgroup2.devices.allow = c 509:* rwm" in out
+    assert "line 1 of /etc/lxc/gpu.conf: nvidia-uvm 504 -> 509, certain" in out
+    assert run(*files(text, name="config"), *told, "--json") == 1
+    (included,) = json.loads(capsys.readouterr().out)["included"]
+    assert included["path"] == "/etc/lxc/gpu.conf"
+
+
 # --- native
 
 
@@ -281,7 +297,8 @@ def test_a_migrated_file_is_left_alone(tmp_path: Path, capfdbinary: pytest.Captu
         (("--recorded", "nvidia-uvm"), "expected NAME=MAJOR, as nvidia-uvm=504"),
         (("--recorded", "nvidia-uvm=x"), "expected NAME=MAJOR"),
         (("--recorded", "uvm=504"), "no driver of NVIDIA's is called uvm: nvidia, nvidiactl"),
-        (("--recorded", "nvidia-uvm=504", "--recorded", "nvidia-uvm=505"), "give each driver once"),
+        (("--include", "gpu.conf"), "expected PATH=FILE, as /etc/lxc/gpu.conf=gpu.conf"),
+        (("--include", "/etc/lxc/gpu.conf=/nowhere/gpu.conf"), "No such file"),
         (("--node", "/dev/nvidia0=missing"), "go with --native"),
         (("--pve-container", "6.1.10"), "go with --native"),
         (("--native", "--node", "/dev/nvidia0=666"), "expected PATH=MODE,UID,GID"),
