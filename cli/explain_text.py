@@ -7,19 +7,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from gpuhost.documents import Finding
 from gpuhost.lxc_lines import display
 from gpuhost.lxc_native import Migration
 from gpuhost.lxc_reconcile import Change
-from gpuhost.proc_devices import FRONT_NAMES, nvidia_node
 
 if TYPE_CHECKING:
     from gpuhost_cli.explain import Explanation
 
 STYLE_WORD = {"pve": "a Proxmox config", "lxc": "a plain LXC config"}
-RULE_FINDINGS = ("stale_major", "leaked_major", "presumed_stale")
-"""Findings about containers that only repeat a change of the same line."""
-
 QUIET = ("good", "info")
 """Severities that need nobody."""
 
@@ -34,7 +29,7 @@ def lines(found: Explanation) -> list[str]:
     for item in outcome.included:
         if item.changed:
             text += ["", *diff(item.path, found.includes[item.path], item.content)]
-    text += _block("Changes", (row for change in _changes(found) for row in _change(change)))
+    text += _block("Changes", (row for change in outcome.all_changes for row in _change(change)))
     locked = any(change.held == "locked" for change in outcome.held)
     title = "Not changed, the config is locked" if locked else "Not changed, because it is only presumed"
     text += _block(title, (row for change in outcome.held for row in _change(change)))
@@ -65,7 +60,7 @@ def next_step(found: Explanation) -> str:
     if found.content != found.config or any(item.changed for item in outcome.included):
         extra = " -e lxc_devices_presumed=apply" if any(c.attribution == "presumed" for c in outcome.changes) else ""
         extra += " -e lxc_devices_style=native" if migration and migration.changed else ""
-        left = bool(held) or any(item.severity not in QUIET for item in _told(found))
+        left = bool(held) or any(item.severity not in QUIET for item in outcome.left)
         more = " What it leaves, listed above, needs somebody." if left else ""
         return f"{command}{extra} writes it; restart the container, rules are read at its start.{more}"
     if "presumed" in held:
@@ -118,13 +113,6 @@ def _change(change: Change) -> Iterator[str]:
         yield f"    SECURITY: {change.old_major} is {change.leaks_to}'s now, the container can open its devices"
 
 
-def _changes(found: Explanation) -> Iterator[Change]:
-    """Of the config itself, and of the files that it includes."""
-    yield from found.reconciliation.changes
-    for item in found.reconciliation.included:
-        yield from item.changes
-
-
 def _migration(migration: Migration) -> Iterator[str]:
     kinds = Counter(change.kind for change in migration.changes)
     if kinds:
@@ -132,25 +120,8 @@ def _migration(migration: Migration) -> Iterator[str]:
     yield from (printable(f"note: {note}") for note in migration.notes)
 
 
-def _told(found: Explanation) -> Iterator[Finding]:
-    """The findings that no change of the same file deals with."""
-    outcome = found.reconciliation
-    told = {f"{change.file or 'config'} line {change.line}" for change in (*_changes(found), *outcome.held)}
-    for item in outcome.findings:
-        repeated = item.id.removeprefix("lxc.") in RULE_FINDINGS and item.source in told
-        if not repeated and not _is_added(item, outcome.changes):
-            yield item
-
-
 def _findings(found: Explanation) -> Iterator[str]:
-    for item in _told(found):
+    for item in found.reconciliation.left:
         loud = "SECURITY: " if item.severity == "security" else "note: " if item.severity in QUIET else ""
         yield printable(f"{loud}{item.source}: {item.observed}, expected {item.expected} ({item.id})")
         yield printable(f"    {item.why} {item.fix}")
-
-
-def _is_added(item: Finding, changes: Iterable[Change]) -> bool:
-    """Whether a change adds the rule that a finding misses."""
-    node = nvidia_node(item.observed.partition(":")[0]) if item.id == "lxc.rule_missing" else None
-    driver = "nvidia" if node and node.driver in FRONT_NAMES else node and node.driver
-    return any(change.kind == "add" and change.driver == driver for change in changes)

@@ -101,7 +101,7 @@ def bring(host: Host, container: Container, tables: Tables, native: bool, check:
         found.file(container.name, container.config_path, before, after, plan.changes)
     found.is_held = found.is_held or bool(plan.held)
     found.changes += [change_document(container.name, container.config_path, item) for item in plan.held]
-    found.findings += [{"container": container.name, **asdict(item)} for item in plan.findings]
+    found.findings += [{"container": container.name, **asdict(item)} for item in plan.left]
     differs = _make_native(host, container, after, tables, check, found) or differs if native else differs
     if differs:
         found.rewritten.append(container.name)

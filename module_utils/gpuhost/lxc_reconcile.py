@@ -29,9 +29,10 @@ from .lxc_changes import (
 from .lxc_config import MAIN, Style, parse
 from .lxc_findings import findings_of
 from .lxc_includes import include_paths, read_includes
+from .lxc_lines import place
 from .lxc_plan import Hierarchy, Plan, Presumed, make_plan
 from .lxc_setups import managed
-from .proc_devices import CharacterMajors, Record, record_tables
+from .proc_devices import FRONT_NAMES, CharacterMajors, Record, nvidia_node, record_tables
 
 __all__ = [
     "Change",
@@ -69,6 +70,32 @@ class Reconciliation:
     required_paths: tuple[str, ...]
     needs_open_test: bool
     included: tuple[IncludedFile, ...] = ()
+
+    @property
+    def all_changes(self) -> tuple[Change, ...]:
+        """Of the config itself, and of the files that it includes."""
+        return (*self.changes, *(change for item in self.included for change in item.changes))
+
+    @property
+    def left(self) -> tuple[Finding, ...]:
+        """The findings that no change deals with, made or held: what there is to say besides the changes."""
+        changes = (*self.all_changes, *self.held)
+        told = {place(change.file, change.line) for change in changes}
+        return tuple(
+            item
+            for item in self.findings
+            if not (item.id in _SAID_BY_CHANGES and item.source in told) and not _is_added(item, self.changes)
+        )
+
+
+_SAID_BY_CHANGES = ("lxc.stale_major", "lxc.leaked_major", "lxc.presumed_stale")
+
+
+def _is_added(item: Finding, changes: Iterable[Change]) -> bool:
+    """Whether a change adds the rule that a finding misses."""
+    node = nvidia_node(item.observed.partition(":")[0]) if item.id == "lxc.rule_missing" else None
+    driver = "nvidia" if node and node.driver in FRONT_NAMES else node and node.driver
+    return any(change.kind == "add" and change.driver == driver for change in changes)
 
 
 @dataclass(frozen=True)
