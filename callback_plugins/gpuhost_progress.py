@@ -56,7 +56,7 @@ requirements:
 
 try:
     from gpuhost.documents import STAGES
-    from gpuhost_cli import outcomes, report
+    from gpuhost_cli import outcomes, report, tune
     from gpuhost_cli.expectations import FIRST_GUESS, Expectations
     from gpuhost_cli.progress import ProgressClock
     from gpuhost_cli.records import Recorder, find_documents, new_run_id, one_line
@@ -159,10 +159,12 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no type
             self._end_open_step(host)
         self._mark_rescued(stats)
         self._recorder.finish()
-        kinds: set[str] = set().union(*(self._recorder.documents(host) for host in self._recorder.hosts))
+        documents = {host: self._recorder.documents(host) for host in self._recorder.hosts}
+        kinds: set[str] = set().union(*documents.values())
         if self._recorder.record["failures"] or REPORTED_KINDS & kinds:
             self._write_report(self._recorder.run_dir)
         if self._clock is not None:
+            self._clock.show(*tune.summary(documents, bool(context.CLIARGS.get("check"))))
             self._clock.stop()
 
     # --- events of tasks
@@ -218,8 +220,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no type
         if self._recorder is not None:
             self._recorder.take(host, result.result)
         if self._clock is not None and status in ("ok", "changed"):
-            for line in lines_of(result.result, diff=bool(context.CLIARGS.get("diff"))):
-                self._clock.show(line)
+            self._clock.show(*lines_of(result.result, diff=bool(context.CLIARGS.get("diff"))))
 
     def _close_step(self, host: str, task: Any, status: str, message: str) -> None:
         stage, label, begun = self._started.pop(host, (self._stage(task), _label(task), time.monotonic()))
@@ -276,8 +277,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no type
             self._display.warning(f"gpuhost: the report could not be written: {error}")
             return
         if self._clock is not None:
-            for line in summary(report.build(run_dir)):
-                self._clock.show(line)
+            self._clock.show(*summary(report.build(run_dir)))
             self._clock.say(f"report: {path}")
 
 

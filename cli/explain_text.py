@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from gpuhost_cli.explain import Explanation
 
 STYLE_WORD = {"pve": "a Proxmox config", "lxc": "a plain LXC config"}
+HELD = {
+    "locked": "Not changed, the config is locked",
+    "presumed": "Not changed, because it is only presumed",
+    "undecided": "Not changed, because the record gives the number to several drivers",
+}
+
 QUIET = ("good", "info")
 """Severities that need nobody."""
 
@@ -30,9 +36,8 @@ def lines(found: Explanation) -> list[str]:
         if item.changed:
             text += ["", *diff(item.path, found.includes[item.path], item.content)]
     text += _block("Changes", (row for change in outcome.all_changes for row in _change(change)))
-    locked = any(change.held == "locked" for change in outcome.held)
-    title = "Not changed, the config is locked" if locked else "Not changed, because it is only presumed"
-    text += _block(title, (row for change in outcome.held for row in _change(change)))
+    for held, title in HELD.items():
+        text += _block(title, (row for change in outcome.held if change.held == held for row in _change(change)))
     if found.migration:
         text += _block("Moved to devN", _migration(found.migration))
         text += _block("Not moved to devN", (printable(item.sentence) for item in found.migration.refusals))
@@ -80,6 +85,8 @@ def reason(change: Change) -> str:
         return f"certain: {change.driver} is needed and has no {'rule' if change.kind == 'add' else 'mount'}"
     if change.kind == "remove":
         return f"certain: the number was {change.driver}'s before, and a devN entry brings its own rule"
+    if change.held == "undecided":
+        return f"undecided: {change.old_major} was {change.driver}'s before, and another driver's before that"
     if change.attribution == "presumed":
         return (
             f"presumed: nobody owns {change.old_major} now, {change.driver}'s node has no rule, "

@@ -11,7 +11,7 @@ from typing import Any
 from gpuhost import __version__
 from gpuhost.blockers import KNOWN_CHECKS
 from gpuhost.causes import CAUSES, USAGE
-from gpuhost_cli import explain, report
+from gpuhost_cli import audit, explain, report, tune
 from gpuhost_cli.run import InputError, Request, run
 
 STAGE_HELP = {
@@ -43,6 +43,8 @@ def parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, text in STAGE_HELP.items():
         _stage_parser(commands.add_parser(name, help=text, description=text), name)
+    for own in (audit.add_parser(commands), tune.add_parser(commands)):
+        _shared_options(own)
     again = commands.add_parser("report", help="write a run's report again")
     again.add_argument("run", nargs="?", type=Path, help="a run's folder; the newest one if left out")
     _runs_option(again)
@@ -55,18 +57,12 @@ def parser() -> argparse.ArgumentParser:
 
 def _stage_parser(made: argparse.ArgumentParser, name: str) -> None:
     made.add_argument("-i", "--inventory", required=True, metavar="PATH", help="inventory file or folder")
-    made.add_argument("-l", "--limit", metavar="HOSTS", help="only these hosts")
     made.add_argument("-C", "--check", action="store_true", help="show plan and diffs, change nothing")
-    made.add_argument(
-        "-e", "--extra-vars", action="append", default=[], metavar="VARS", help="as ansible-playbook has it"
-    )
-    made.add_argument("-v", "--verbose", action="count", default=0, help="Ansible's own log becomes longer")
     made.add_argument(
         "--batches", type=batches, metavar="N,N,..", help="hosts at a time, the last one repeats (default: 1)"
     )
     made.add_argument("--tags", metavar="STAGES", help=argparse.SUPPRESS)
     made.add_argument("--skip-tags", metavar="STAGES", help=argparse.SUPPRESS)
-    made.add_argument("--hosts", metavar="GROUP", help="group or host to work on (default: gpu_hosts)")
     if name in WITH_TARGET:
         made.add_argument(
             "--target", default="", metavar="RELEASE", help="exact kernel release, or a prefix such as 6.12"
@@ -80,6 +76,16 @@ def _stage_parser(made: argparse.ArgumentParser, name: str) -> None:
         )
     if name in (*WITH_TARGET, "rollback"):
         made.add_argument("--retry-trial", action="store_true", help="one more trial boot of a kernel that came back")
+    _shared_options(made)
+
+
+def _shared_options(made: argparse.ArgumentParser) -> None:
+    made.add_argument("-l", "--limit", metavar="HOSTS", help="only these hosts")
+    made.add_argument(
+        "-e", "--extra-vars", action="append", default=[], metavar="VARS", help="as ansible-playbook has it"
+    )
+    made.add_argument("-v", "--verbose", action="count", default=0, help="Ansible's own log becomes longer")
+    made.add_argument("--hosts", metavar="GROUP", help="group or host to work on (default: gpu_hosts)")
     _runs_option(made)
 
 
@@ -104,6 +110,9 @@ def kernel_name(text: str) -> str:
 
 def request_of(options: argparse.Namespace) -> Request:
     """The playbook call that a parsed command line asks for."""
+    extra = extra_of(options)
+    if options.command == "tune":
+        return tune.request_of(options, extra)
     variables: dict[str, Any] = {}
     if options.hosts:
         variables["gpuhost_hosts"] = options.hosts
@@ -119,19 +128,23 @@ def request_of(options: argparse.Namespace) -> Request:
         variables["boot_trial_retry"] = True
     if options.command in ("prepare", "plan"):
         variables["kernel_upgrade_needs_reboot"] = options.command == "plan"
-    extra = [item for text in options.extra_vars for item in ("-e", text)]
-    extra += ["--tags", options.tags] if options.tags else []
-    extra += ["--skip-tags", options.skip_tags] if options.skip_tags else []
+    extra += ("--tags", options.tags) if options.tags else ()
+    extra += ("--skip-tags", options.skip_tags) if options.skip_tags else ()
     return Request(
         options.command,
         options.inventory,
         options.limit,
         options.check,
         options.verbose,
-        tuple(extra),
+        extra,
         variables,
         options.runs,
     )
+
+
+def extra_of(options: argparse.Namespace) -> tuple[str, ...]:
+    """The -e options, handed on as they are."""
+    return tuple(item for text in options.extra_vars for item in ("-e", text))
 
 
 def show_causes(code: str | None) -> int:
@@ -177,6 +190,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.command == "explain":
             return explain.run(options)
+        if options.command == "audit":
+            return audit.run(options, extra_of(options))
         return run(request_of(options))
     except (InputError, FileNotFoundError) as error:
         print(f"gpuhost: {error}", file=sys.stderr)

@@ -19,10 +19,14 @@ _STATE_EXIT = {
     "good_on_old": BACK_ON_OLD,
     "stopped": SAFE_STOP,
     "gate_failed": BACK_ON_OLD,
+    "findings": FINDINGS,
     "refused": USAGE,
     "unreachable": USAGE,
     "needs_person": NEEDS_PERSON,
 }
+_AUDITED = ("security", "p0_runtime", "p1_reboot")
+_TUNED = ("security", "p0_runtime")
+"""Severities that are something to do: after an audit, and after tuning, which is not there to boot a host."""
 _EXIT_STATE = {USAGE: "refused", NEEDS_PERSON: "needs_person"}
 
 
@@ -51,7 +55,8 @@ def host_state(
     *,
     check_mode: bool = False,
 ) -> str:
-    """The state of one host: those of ``documents.Outcome``, and ``ok``, ``unreachable``, ``gate_failed``.
+    """The state of one host: those of ``documents.Outcome``, and ``ok``, ``findings``, ``unreachable``,
+    ``gate_failed``.
 
     ``failures`` are the host's standing ones, ``stages`` those in which it ran a task, ``run_stages`` those of all
     hosts. Its own outcome document decides where there is one.
@@ -92,7 +97,19 @@ def _state_without_failures(
         return "gate_failed" if _gate_failed(documents) else "ok"
     if stages <= READ_ONLY_STAGES and not only_read:
         return "untouched"
+    if not plan and _something_to_do(documents):
+        return "findings"
     return "ok" if stages else "untouched"
+
+
+def _something_to_do(documents: Documents) -> bool:
+    """Whether an audit has found, or tuning has left, what somebody has to do something about."""
+    urgent = {"gpuhost.audit": _AUDITED, "gpuhost.tune": _TUNED}
+    return any(
+        isinstance(finding, Mapping) and finding.get("severity") in urgent.get(str(document.get("schema")), ())
+        for document in documents.values()
+        for finding in document.get("findings") or ()
+    )
 
 
 def _gate_failed(documents: Documents) -> bool:

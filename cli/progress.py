@@ -152,10 +152,11 @@ class ProgressClock:
             self._print(f"{self._stamp(self._clock())} {text}")
             self._draw_live(self._clock())
 
-    def show(self, text: str) -> None:
-        """Print a line as it is: what a finished step says below its own line."""
+    def show(self, *lines: str) -> None:
+        """Print lines as they are: what a finished step says below its own line."""
         with _OUTPUT:
-            self._print(text)
+            for line in lines:
+                self._print(line)
             self._draw_live(self._clock())
 
     def tick(self) -> None:

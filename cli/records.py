@@ -99,6 +99,12 @@ def document_kind(document: Mapping[str, Any]) -> str | None:
     return kind if _KIND.fullmatch(kind) else None
 
 
+def document_name(kind: str, document: Mapping[str, Any]) -> str:
+    """The name of its file: each concern of tuning has a document of its own, ``tune-sysctl``."""
+    concern = document.get("concern")
+    return f"{kind}-{concern}" if isinstance(concern, str) and _KIND.fullmatch(concern) else kind
+
+
 def _warn_on_stderr(text: str) -> None:
     print(f"gpuhost: {text}", file=sys.stderr, flush=True)
 
@@ -184,9 +190,10 @@ class Recorder:
     def _take_document(self, host: str, kind: str, document: dict[str, Any]) -> None:
         self.host(host)
         folder = self.run_dir / safe_name(host)
-        again = kind in self._documents[host] or (folder / f"{kind}.json").exists()
-        self._documents[host][kind] = document
-        name = "facts_after" if kind == "facts" and again else kind
+        name = document_name(kind, document)
+        again = name in self._documents[host] or (folder / f"{name}.json").exists()
+        self._documents[host][name] = document
+        name = "facts_after" if kind == "facts" and again else name
         self._write(folder / f"{name}.json", document)
 
     def task(self, host: str, stage: str, task: str, *, seconds: float, status: str, message: str = "") -> None:

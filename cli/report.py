@@ -97,28 +97,29 @@ def write(run_dir: Path) -> Path:
 
 def render_html(report: Report) -> str:
     """The report as one HTML page that needs nothing else."""
-    return _environment(html=True).get_template("report.html.j2").render(report=report, words=report_words)
+    return environment(html=True).get_template("report.html.j2").render(report=report, words=report_words)
 
 
 def render_markdown(report: Report) -> str:
     """The report as Markdown, for a wiki or an issue."""
-    page = _environment(html=False).get_template("report.md.j2").render(report=report, words=report_words)
+    page = environment(html=False).get_template("report.md.j2").render(report=report, words=report_words)
     return re.sub(r"\n{3,}", "\n\n", page).strip() + "\n"
 
 
 @functools.cache
-def _environment(*, html: bool) -> jinja2.Environment:
-    environment = jinja2.Environment(
+def environment(*, html: bool) -> jinja2.Environment:
+    """What templates are rendered in: escaping, and the filters for values and for Markdown."""
+    made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=html,  # noqa: S701 - Markdown is escaped by its own filters
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters.update(
+    made.filters.update(
         seconds=report_words.seconds_words, value=value_text, md=markdown_text, code=markdown_code, clock=clock_text
     )
-    return environment
+    return made
 
 
 def value_text(value: float | None) -> str:

@@ -17,6 +17,7 @@ EXIT_MEANING = {
 STATE_WORD = {
     "good": "good",
     "ok": "done",
+    "findings": "something left to do",
     "nothing_to_do": "nothing to do",
     "planned": "planned only",
     "good_on_old": "back on the old kernel",
@@ -29,8 +30,8 @@ STATE_WORD = {
 }
 STATE_TONE = {
     "good": "good", "ok": "good", "nothing_to_do": "good", "planned": "quiet", "untouched": "quiet",
-    "good_on_old": "warn", "stopped": "warn", "refused": "warn", "gate_failed": "bad", "unreachable": "bad",
-    "needs_person": "bad",
+    "findings": "warn", "good_on_old": "warn", "stopped": "warn", "refused": "warn", "gate_failed": "bad",
+    "unreachable": "bad", "needs_person": "bad",
 }  # fmt: skip
 """How loud a state is. A roll that came back by itself is a warning: the host is safe, the work is not done."""
 
@@ -106,6 +107,7 @@ def host_sentence(outline: Outline) -> str:
     sentences = {
         "good": f"{host} runs {on}, {gated}, {down}",
         "ok": f"{host} runs {on}, {gated}",
+        "findings": f"{host} has something left to do",
         "nothing_to_do": f"{host} already runs {on}, nothing to do, no downtime",
         "planned": f"{host} runs {on} and would go to {target}, {about}; nothing was changed",
         "good_on_old": f"{host} is back on {on}, {gated} on {outline.gate_kernel or target}{why}, {down}",

@@ -96,12 +96,20 @@ def _first_error(stderr: str) -> str:
 
 def run(request: Request) -> int:
     """Run the playbook; the exit status as docs/architecture.md "Exit status" has it."""
+    return execute(request)[0]
+
+
+def execute(request: Request) -> tuple[int, Path]:
+    """Run the playbook; exit status, and the folder of its records."""
     if request.inventory is not None:
         check_inventory(request)
     run_id = records.new_run_id()
     runs_dir = request.runs_dir.expanduser().absolute()
     run_dir = runs_dir / run_id
-    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{run_dir}: {error.strerror}: --runs names another folder for the records") from error
     progress = run_dir / PROGRESS_FILE
     with tempfile.TemporaryDirectory(prefix="gpuhost-") as private, follow(progress, sys.stderr):
         runner = ansible_runner.interface.run(
@@ -114,7 +122,7 @@ def run(request: Request) -> int:
         )
         rc = int(runner.rc)
         (run_dir / "ansible.log").write_text(runner.stdout.read())
-    return exit_status(run_dir, rc, request.check)
+    return exit_status(run_dir, rc, request.check), run_dir
 
 
 @contextmanager

@@ -39,7 +39,7 @@ from typing import Any
 from ansible.module_utils.gpuhost import check_runner, deadman, devices, steps, workloads
 from ansible.module_utils.gpuhost.host_io import Host
 from ansible.module_utils.gpuhost.module import run_module
-from ansible.module_utils.gpuhost.rollfile import Roll, load
+from ansible.module_utils.gpuhost.rollfile import LOCK_FILE, LOCK_WAIT_S, Roll, load
 
 
 def start_what_is_measured(host: Host, roll: Roll, wanted_targets: list[str]) -> list[str]:
@@ -52,8 +52,7 @@ def start_what_is_measured(host: Host, roll: Roll, wanted_targets: list[str]) ->
 
 
 def measure(host: Host, params: dict[str, Any], gpus_before: tuple[str, ...]) -> dict[str, Any]:
-    """Measurements and stale rules by target. Rules that are right here are on record for the next boot."""
-    devices.record_if_right(host)
+    """Measurements and stale rules by target."""
     archive = check_runner.place(host, params["archive"])
     order = check_runner.Order(archive, params["checks"], params["python"], params["timeout_s"], params["user"])
     return check_runner.measure_all(host, order, params["targets"], gpus_before)
@@ -71,6 +70,7 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
         places = 1 + len(params["targets"] or workloads.survey(host))
         checks = len(params["checks"]) + bool(params["user"])  # cuda may run once more, as root
         deadman.renew(host, places * (checks * params["timeout_s"] + 180))
+        devices.record_if_right(host)  # for the next boot, planned or not
         lines = start_what_is_measured(host, now, params["targets"])
         answers = measure(host, params, now.gpu_nodes_before)
         found = check_runner.document(params["host_name"], params["run_id"], answers)
@@ -78,6 +78,8 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
 
     if roll is not None and roll.is_open:
         return steps.run_step(host, params, check, "gate", "measure", gate)
+    with host.lock(LOCK_FILE, LOCK_WAIT_S):
+        devices.record_if_right(host)
     answers = measure(host, params, ())
     found = check_runner.document(params["host_name"], params["run_id"], answers)
     return {"changed": False, "targets": answers, "kernel": release, "gpuhost_documents": [found]}

@@ -52,7 +52,7 @@ from typing import Any
 from ansible.module_utils.gpuhost import devices, devices_unit, steps
 from ansible.module_utils.gpuhost.host_io import Host
 from ansible.module_utils.gpuhost.module import run_module
-from ansible.module_utils.gpuhost.rollfile import Roll, load
+from ansible.module_utils.gpuhost.rollfile import LOCK_FILE, LOCK_WAIT_S, Roll, load
 
 
 def reconcile(host: Host, params: dict[str, Any], check: bool) -> devices.Work:
@@ -75,7 +75,13 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
 
     if roll is not None and roll.is_open:
         return steps.run_step(host, params, check, "reconcile", "device rules by driver name", step)
-    found = reconcile(host, params, check)
+    if check:
+        return _answer(reconcile(host, params, True))
+    with host.lock(LOCK_FILE, LOCK_WAIT_S):
+        return _answer(reconcile(host, params, False))
+
+
+def _answer(found: devices.Work) -> dict[str, Any]:
     return {
         "changed": found.changed,
         "lines": list(found.said),

@@ -538,7 +538,7 @@ CAUSES: dict[str, Cause] = _registry(
     Cause(
         "lxc.swap_undecided",
         "Device numbers changed hands among NVIDIA drivers, and nothing tells which driver a container's rule is for.",
-        "Declare the container's GPU nodes in the inventory; then run playbooks/reconcile.yml",
+        "Mount the container's GPU nodes in its config, as it is to have them; then run playbooks/reconcile.yml",
         FINDINGS,
     ),
     Cause(
@@ -634,7 +634,7 @@ CAUSES: dict[str, Cause] = _registry(
     Cause(
         "lxc.gpu_only_in_snapshot",
         "A container's GPU lines stand in a snapshot's section, where they do nothing.",
-        "Declare the container's GPU nodes in the inventory, if it is to have them.",
+        "Mount the container's GPU nodes in its config, if it is to have them.",
         FINDINGS,
     ),
     Cause(
@@ -870,6 +870,69 @@ CAUSES: dict[str, Cause] = _registry(
         "On the host: dmesg | grep -iE 'uvm|Xid' | tail -n 20",
         BACK_ON_OLD,
     ),
+    # --- the audit itself
+    Cause(
+        "audit.not_read",
+        "A part of the host can't be read, so nothing is known about it; all the others were.",
+        "Run the audit as root; look at what the finding names.",
+        FINDINGS,
+    ),
+    Cause(
+        "tune.not_put_back",
+        "Something that was tuned can't be put back as it was before the first tune; the rest was.",
+        "Read the reason, repair it, then run gpuhost tune --revert again: what is left is still on record.",
+        FINDINGS,
+    ),
+    # --- tuning: its effects (refusals; ids of findings)
+    Cause(
+        "tune.live_load",
+        "The host is at work: the work would move the numbers, and turning its settings would disturb the work.",
+        "Measure when it is idle; tune_effects_under_load: true measures all the same.",
+        USAGE,
+    ),
+    Cause(
+        "tune.no_timer",
+        "No timer can put old values back if the measurement is killed.",
+        "Look at systemctl status; tune_effects_without_timer: true measures all the same, where there is no systemd.",
+        USAGE,
+    ),
+    Cause(
+        "tune.deadline",
+        "The measurement of a setting took so long that the host has put the old values back by itself.",
+        "Look at what keeps the host busy; fewer tune_effects_pairs take less time.",
+        FINDINGS,
+    ),
+    Cause(
+        "tune.not_restored",
+        "A value that was turned for a measurement can't be put back.",
+        "Set it by hand to what is expected; /run/gpuhost/measuring.json has it, and a timer tries again.",
+        NEEDS_PERSON,
+    ),
+    Cause("tune.improves", "A setting was measured to help on this host.", "Nothing to do.", FINDINGS),
+    Cause(
+        "tune.no_effect",
+        "A setting was measured to do neither good nor harm on this host.",
+        "Nothing to do; leaving it out is as good.",
+        FINDINGS,
+    ),
+    Cause(
+        "tune.harmful",
+        "A setting was measured to do harm on this host.",
+        "Leave it out in the inventory, with the variable that the run names; it stays off until the next plain tune.",
+        FINDINGS,
+    ),
+    Cause(
+        "tune.mixed",
+        "A setting was measured to help in one place and to harm in another.",
+        "Weigh the two; docs/tuning.md says how to leave a setting out.",
+        FINDINGS,
+    ),
+    Cause(
+        "tune.not_measured",
+        "Something could not be measured, so nothing is known of its effect.",
+        "Read the reason; it is that of the host, not a verdict on the setting.",
+        FINDINGS,
+    ),
     # --- tuning: kernel settings (ids of findings; sysctl.refused is a write that failed)
     Cause("sysctl.value", "A kernel setting has another value than this host should have.", "gpuhost tune", FINDINGS),
     Cause(
@@ -1039,6 +1102,109 @@ CAUSES: dict[str, Cause] = _registry(
         "pcie.left_alone",
         "Devices that look as if they were to be tuned, and are not.",
         "Nothing to do; pcie_tuning_devices names a GPU that is to be tuned all the same.",
+        FINDINGS,
+    ),
+    # --- audit: ids of findings that no tuning belongs to
+    Cause("firmware.version", "The board, and its firmware.", "Compare it with the vendor's latest.", FINDINGS),
+    Cause(
+        "firmware.iommu",
+        "How the IOMMU treats the GPUs that the host itself uses.",
+        "Where they are translated: boot_config_cmdline: {iommu: pt}, then boot.",
+        FINDINGS,
+    ),
+    Cause(
+        "firmware.resizable_bar",
+        "How much of its memory a GPU shows on the bus (BAR1).",
+        "Where it is less than the card offers: Above 4G Decoding and Resizable BAR on in the firmware's setup.",
+        FINDINGS,
+    ),
+    Cause("firmware.smt", "Whether cores run two threads.", "Nothing to do.", FINDINGS),
+    Cause("firmware.numa", "NUMA nodes and sockets.", "Nothing to do.", FINDINGS),
+    Cause("firmware.secure_boot", "Whether Secure Boot is on.", "Nothing to do.", FINDINGS),
+    Cause("firmware.lockdown", "Whether the kernel is locked down.", "Nothing to do.", FINDINGS),
+    Cause("driver.version", "The loaded driver, or why there is none.", "Nothing to do.", FINDINGS),
+    Cause("driver.parameters", "The driver's parameters that are not at their defaults.", "Nothing to do.", FINDINGS),
+    Cause(
+        "kernel.old",
+        "Another kernel runs than the newest one that is installed.",
+        "gpuhost upgrade --target RELEASE",
+        FINDINGS,
+    ),
+    Cause(
+        "kernel.update_available",
+        "Whether apt has a newer kernel of the running flavour.",
+        "gpuhost plan --target RELEASE shows what a roll would do.",
+        FINDINGS,
+    ),
+    Cause("interconnect.nvlink", "How GPUs are linked.", "Nothing to do.", FINDINGS),
+    Cause(
+        "interconnect.fabric_down",
+        "There are NVSwitches, and no GPU is linked to them.",
+        "systemctl status nvidia-fabricmanager; nvidia-smi nvlink -s",
+        FINDINGS,
+    ),
+    Cause(
+        "interconnect.p2p",
+        "Whether the driver allows GPUs to reach each other's memory.",
+        "Whether it works is measured: gpuhost gate",
+        FINDINGS,
+    ),
+    Cause("interconnect.numa", "Which NUMA node each GPU is at.", "Nothing to do.", FINDINGS),
+    Cause(
+        "interconnect.lookalike",
+        "A device that may be taken for a part of the interconnect, and what it is.",
+        "Nothing to do.",
+        FINDINGS,
+    ),
+    Cause("containers.gpus", "The containers that get GPUs.", "Nothing to do.", FINDINGS),
+    Cause(
+        "containers.autostart",
+        "A container with GPUs runs, and no boot starts it.",
+        "Proxmox: pct set VMID --onboot 1; plain LXC: lxc.start.auto = 1 in its config.",
+        FINDINGS,
+    ),
+    Cause(
+        "containers.device_rules",
+        "Whether the containers' device rules name this kernel's majors.",
+        "Run playbooks/reconcile.yml",
+        FINDINGS,
+    ),
+    Cause(
+        "containers.boot_unit",
+        "Whether the host makes device nodes and rules fit at each boot by itself.",
+        "lxc_devices_at_boot: reconcile, then run playbooks/reconcile.yml",
+        FINDINGS,
+    ),
+    Cause("serving.servers", "The inference servers that run.", "Nothing to do.", FINDINGS),
+    Cause("serving.libraries", "What a server has loaded can't be read.", "Run the audit as root.", FINDINGS),
+    Cause(
+        "serving.nccl",
+        "Which NCCL a server has loaded; more than one is a fault.",
+        "Take LD_PRELOAD, VLLM_NCCL_SO_PATH or the second package away, then restart the server.",
+        FINDINGS,
+    ),
+    Cause(
+        "serving.preload_lost",
+        "LD_PRELOAD names a library that the server does not have.",
+        "Correct the path as it is inside the container, or take it out.",
+        FINDINGS,
+    ),
+    Cause(
+        "serving.replaced_library",
+        "A library was replaced under a running server.",
+        "Restart the server when it suits.",
+        FINDINGS,
+    ),
+    Cause(
+        "serving.flags",
+        "Whether a server runs with the flags that it was declared to have.",
+        "Correct how it is started, then restart it; or correct host_audit_serving_flags.",
+        FINDINGS,
+    ),
+    Cause(
+        "serving.not_running",
+        "No server runs that host_audit_serving_flags is about.",
+        "Start it, or correct host_audit_serving_flags.",
         FINDINGS,
     ),
     # --- gate

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
-from . import devices, workloads
+from . import devices, host_nodes, workloads
 from .documents import make_head
 from .errors import stop
 from .host_io import Host, Result
@@ -17,6 +17,8 @@ from .workloads import gpu_nodes
 ARCHIVE = "/var/lib/gpuhost/gpu_checks.pyz"
 HOST_TARGET = "host"
 
+SYSTEM_PYTHON = "/usr/bin/python3"
+"""A container's own Python, which becomes the workload's user; only needed where gpu_gate_user is set."""
 NO_SUCH_USER = 67
 """What the bootstrap ends with where the workload's user is not known: EX_NOUSER of sysexits.h."""
 
@@ -77,11 +79,16 @@ def expected_gpus(host: Host, target: str, before: tuple[str, ...]) -> int | Non
     A container: of the nodes that it mounts those that were there (a template may list more). None where nothing says
     it: no such mounts, no roll.
     """
-    if target == HOST_TARGET:
-        return len(before or gpu_nodes(host)) or None
-    mounted = {item["name"]: item["gpu_nodes"] for item in workloads.survey(host)}.get(target, [])
+    return _expected(host, target, before, {item["name"]: item["gpu_nodes"] for item in workloads.survey(host)})
+
+
+def _expected(host: Host, target: str, before: tuple[str, ...], mounted: dict[str, list[str]]) -> int | None:
     there = before or gpu_nodes(host)
-    return len([path for path in mounted if path in there]) or None
+    if host_nodes.has_mig_instances(host):
+        return None  # CUDA shows instances, one at a time, and not the cards that have nodes
+    if target == HOST_TARGET:
+        return len(there) or None
+    return len([path for path in mounted.get(target, []) if path in there]) or None
 
 
 @dataclass(frozen=True)
@@ -102,8 +109,9 @@ def measure_all(host: Host, order: Order, wanted: list[str], gpus_before: tuple[
     """Measurements and stale device rules by target, as the judge takes them. ``gpus_before``: empty outside a roll."""
     stale = devices.stale_by_container(host)
     found = {}
+    mounted = {item["name"]: item["gpu_nodes"] for item in workloads.survey(host)}
     for target in targets(host, wanted):
-        expected = expected_gpus(host, target, gpus_before)
+        expected = _expected(host, target, gpus_before, mounted)
         answer = measure(host, target, order, expected)
         found[target] = {**answer, **_as_root(host, target, order, expected, answer), "stale": stale.get(target, [])}
     return found
@@ -136,7 +144,10 @@ def measure(host: Host, target: str, order: Order, expected: int | None) -> dict
     else:
         # An absolute interpreter, no shell; --clear-env because the host's environment is none of the container's.
         attach = ["lxc-attach", "-n", target, "--clear-env", "--set-var", "PATH=/usr/local/bin:/usr/bin:/bin", "--"]
-        start = [order.python, "-c", BOOTSTRAP, "", order.user]
+        # The workload's interpreter may be the user's own file: it does not run as the container's root either.
+        start = [SYSTEM_PYTHON, "-I", "-c", BOOTSTRAP, order.python, order.user]
+        if not order.user:
+            start = [order.python, "-c", BOOTSTRAP, "", ""]
         result = host.run([*attach, *start, *arguments], timeout_s=limit, stdin=order.archive)
     return _read(result, target, order.checks)
 

@@ -20,7 +20,7 @@ Look = Callable[[Host], Wanted]
 
 @dataclass(frozen=True)
 class Tuning:
-    """One concern. ``look_of`` takes its module's parameters and gives what looks at a host; raises Stop for wrong ones."""
+    """One concern. ``look_of`` makes of its module's parameters what looks at a host; raises Stop for wrong ones."""
 
     concern: Concern
     look_of: Callable[[Mapping[str, Any]], Look]

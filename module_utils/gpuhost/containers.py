@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from . import containers_lxc, containers_pve, lxc_config
 from .errors import stop as problem
 from .host_io import Host
-from .lxc_lines import MAIN, Style, display
+from .lxc_includes import include_paths, main_section, read_includes
+from .lxc_lines import MAIN, Style, display, is_distribution
+from .proc_devices import NVIDIA_STATIC_MAJOR
 
 LXC, LXC_UNIT, PVE = "lxc", "lxc@", "pve"
 """Engines. ``lxc@`` is plain LXC whose containers are started by lxc@NAME.service."""
 LAST = 2**31 - 1
 """The place of a container without one: Proxmox starts it after all others (get_start_stop_list in pve-manager)."""
 
+_BRINGS_DEVICES = ("lxc.hook", "lxc.environment", "lxc.mount", "hookscript")
 _UP = re.compile(r"(?:\A|,)up=(\d+)(?:,|\Z)")
 # What systemd says inside the container; "degraded" is up with a failed unit.
 _UP_STATES = ("running", "degraded")
@@ -30,6 +34,8 @@ class Container:
     config_path: str
     style: Style
     config: bytes = field(repr=False)
+    included: Mapping[str, bytes] = field(default_factory=dict, repr=False, compare=False)
+    """Files of the user's own that the config includes; the distribution's bring no GPU."""
 
     @cached_property
     def document(self) -> lxc_config.LxcDocument:
@@ -63,10 +69,23 @@ class Container:
     @property
     def gpu_paths(self) -> list[str]:
         """NVIDIA's nodes that it gets, by a mount or a devN: entry."""
-        mounted = {item.node.path for item in self.document.mounts if item.node and item.section == MAIN}
+        mounted = {item.node.path for item in main_section(self.document, self.included).mounts if item.node}
         return sorted(
             mounted | {item.node.path for item in self.document.dev_entries if item.node and item.section == MAIN}
         )
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether it is to have an NVIDIA GPU, in whatever way: nodes, a rule for their number, a hook, a variable.
+
+        One that is missed here would be measured on the host instead, where everything works.
+        """
+        lines = main_section(self.document, self.included).lines
+        named = any(b"nvidia" in line.value.lower() for line in lines if line.key.startswith(_BRINGS_DEVICES))
+        front = any(
+            rule.allow and rule.major == NVIDIA_STATIC_MAJOR for rule in self.document.rules if not rule.section
+        )
+        return bool(self.gpu_paths) or named or front
 
     def _last(self, key: str) -> str:
         values = [display(line.value).strip() for line in self.document.entries() if line.key == key]
@@ -79,11 +98,24 @@ def containers(host: Host) -> list[Container]:
     plain = _plain(host)
     by_unit = containers_lxc.supervised(host) if plain else set()
     found = [
-        Container(name, LXC_UNIT if name in by_unit else LXC, containers_lxc.config_path(name), "lxc", config)
+        Container(
+            name, LXC_UNIT if name in by_unit else LXC, containers_lxc.config_path(name), "lxc", config,
+            _included(host, config, "lxc"),
+        )
         for name, config in plain.items()
+    ]  # fmt: skip
+    found += [
+        Container(vmid, PVE, containers_pve.config_path(vmid), "pve", config, _included(host, config, "pve"))
+        for vmid, config in of_pve.items()
     ]
-    found += [Container(vmid, PVE, containers_pve.config_path(vmid), "pve", config) for vmid, config in of_pve.items()]
     return sorted(found, key=_place)
+
+
+def _included(host: Host, config: bytes, style: Style) -> dict[str, bytes]:
+    """Most containers include the distribution's files and nothing else: then nothing is read."""
+    if all(is_distribution(path) for path in include_paths(config, style)):
+        return {}
+    return read_includes(config, host.read_bytes, host.names, style=style)
 
 
 def _plain(host: Host) -> dict[str, bytes]:

@@ -41,8 +41,10 @@ class Tables:
 @dataclass
 class Gathered:
     """What comes of the configs of a host, container by container. ``planned``: new bytes by path, in check mode.
+    ``shared``: included files that have changed, for whichever container came first.
 
-    ``is_held``: something was found that was not changed, so a rule may still name an older number.
+    ``is_held``: something was found that was not changed, so a rule may still name an older number. ``is_guessed``: of
+    that, something is only presumed, so nobody knows what number it was.
     """
 
     lines: list[str] = field(default_factory=list)
@@ -51,8 +53,16 @@ class Gathered:
     changes: list[dict[str, Any]] = field(default_factory=list)
     findings: list[dict[str, Any]] = field(default_factory=list)
     rewritten: list[str] = field(default_factory=list)
+    shared: set[str] = field(default_factory=set)
     planned: dict[str, bytes] = field(default_factory=dict)
     is_held: bool = False
+    is_guessed: bool = False
+
+    def known(self, recorded: majors_record.Majors, now: dict[str, int]) -> dict[str, int]:
+        """What may go on record. Beside a presumed rule a driver without a record stays without: recorded, it would
+        count as one whose old number is known and was not found, and that rule could never be attributed again.
+        """
+        return {name: major for name, major in now.items() if name in recorded} if self.is_guessed else now
 
     def file(self, container: str, path: str, before: bytes, after: bytes, changes: Iterable[Change]) -> None:
         """One file that differs."""
@@ -91,20 +101,32 @@ def bring(host: Host, container: Container, tables: Tables, native: bool, check:
     differs = plan.changed or any(item.changed for item in plan.included)
     if differs and not check:
         # Before the first rule changes: a kill in between leaves rules of both kinds, and both are on record.
-        majors_record.write(host, majors_record.changing(tables.recorded, nvidia_majors(tables.majors)))
+        majors_record.write(host, majors_record.changing(tables.recorded, _touched(tables, plan)))
     for include in plan.included:
         _bring_included(host, container, include, check, found)
+    shares = any(include.path in found.shared for include in plan.included)
     before, after = container.config, plan.content
     if before != after:
         if not check:
             before, after, plan = _write(host, container, tables, plan)
         found.file(container.name, container.config_path, before, after, plan.changes)
+    elif not check and host.rewrite_leftover(container.config_path, remove=False):
+        config_file.update(host, container.config_path, lambda data: data)  # of a machine that died in a rewrite
     found.is_held = found.is_held or bool(plan.held)
+    found.is_guessed = found.is_guessed or any(item.held == "presumed" for item in plan.held)
     found.changes += [change_document(container.name, container.config_path, item) for item in plan.held]
+    found.notes += [f"{_line(item.file or container.config_path, item)}: not done, {item.held}" for item in plan.held]
     found.findings += [{"container": container.name, **asdict(item)} for item in plan.left]
     differs = _make_native(host, container, after, tables, check, found) or differs if native else differs
-    if differs:
+    if differs or shares:
         found.rewritten.append(container.name)
+
+
+def _touched(tables: Tables, plan: Reconciliation) -> dict[str, int]:
+    """The drivers that are on record already, and those whose rules change now."""
+    changes = (*plan.changes, *(item for include in plan.included for item in include.changes))
+    drivers = {*tables.recorded, *(item.driver for item in changes)}
+    return {name: major for name, major in nvidia_majors(tables.majors).items() if name in drivers}
 
 
 def change_document(container: str, path: str, item: Change) -> dict[str, Any]:
@@ -154,6 +176,7 @@ def _bring_included(host: Host, container: Container, include: IncludedFile, che
         found.planned[include.path] = after
     else:
         before, after = config_file.update(host, include.path, _only(include.path, before, after))
+    found.shared.add(include.path)
     found.file(container.name, include.path, before, after, include.changes)
 
 
@@ -179,5 +202,6 @@ def _make_native(host: Host, container: Container, config: bytes, tables: Tables
 
 
 def _line(path: str, item: Change) -> str:
-    leak = f" ({item.old_major} belongs to {item.leaks_to} now: closed)" if item.leaks_to else ""
-    return f"{path}:{item.line} {item.driver} {item.old_major} -> {item.new_major}{leak}"
+    closed = "still open" if item.held else "closed"
+    leak = f" ({item.old_major} belongs to {item.leaks_to} now: {closed})" if item.leaks_to else ""
+    return f"{path}:{item.line} {item.driver} {item.old_major or 'no rule'} -> {item.new_major or 'no rule'}{leak}"

@@ -9,10 +9,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from . import containers, device_rules, host_nodes, majors_record, restarts
+from . import containers, device_rules, host_nodes, majors_record, restarts, units
 from .containers import Container
 from .device_rules import Gathered, Tables
 from .documents import make_head
+from .errors import Stop
 from .host_io import Host
 from .lxc_plan import Presumed
 from .proc_devices import CharacterMajors, nvidia_majors, nvidia_node, parse_character_majors
@@ -73,11 +74,18 @@ def reconcile_host(host: Host, name: str, run_id: str, wishes: Wishes, check: bo
     majors = current(host)
     now = nvidia_majors(majors)
     tables, found = Tables(majors, recorded, device_rules.hierarchy(host), wishes.presumed), Gathered()
+    problems: list[Stop] = []
     for container in ours:
-        device_rules.bring(host, container, tables, wishes.style == "native", check, found)
+        try:
+            device_rules.bring(host, container, tables, wishes.style == "native", check, found)
+        except Stop as error:  # one whose config can't be written keeps none of the others on its old rules
+            problems.append(error)
+    found.is_held = found.is_held or bool(problems)
     if not check:
-        record = majors_record.changing if found.is_held else majors_record.settled
-        majors_record.write(host, record(recorded, now))
+        # Rules that nobody has seen, as on a Proxmox host whose /etc/pve is not there yet, may name old numbers, too.
+        unsettled = found.is_held or units.pve_ready(host) is not None
+        record = majors_record.changing if unsettled else majors_record.settled
+        majors_record.write(host, record(recorded, found.known(recorded, now)))
     restarted, still = _restarts(host, ours, found.rewritten, wishes.restart, check)
     document = {
         **asdict(make_head("reconcile", name, run_id)),
@@ -89,7 +97,10 @@ def reconcile_host(host: Host, name: str, run_id: str, wishes: Wishes, check: bo
         "restarted": restarted,
         "with_old_rules": still,
     }
-    consent = "runs with its old rules until it restarts: lxc_devices_restart: true is the consent"
+    if problems:
+        first, more = problems[0].blocker, len(problems) - 1
+        raise Stop(replace(first, observed=f"{first.observed} ({more} more like it)") if more else first, (document,))
+    consent = "has its new rules once it is restarted: lxc_devices_restart: true is the consent"
     lines += [*found.lines, *(f"container {item} restarted with its new rules" for item in restarted)]
     notes = [*found.notes, *(f"container {item} {consent}" for item in still)]
     return Work(document, tuple(lines), tuple(found.diffs), tuple(notes))
@@ -106,7 +117,7 @@ def record_if_right(host: Host) -> None:
     Where one does not, the record stays as it is: it is what tells the stale rule's driver.
     """
     now = nvidia_majors(current(host))
-    if now and not any(stale_by_container(host).values()):
+    if now and units.pve_ready(host) is None and not any(stale_by_container(host).values()):
         majors_record.write(host, majors_record.settled(majors_record.read(host), now))
 
 
@@ -128,7 +139,12 @@ def _nodes(
     """Load what is missing of the driver and make its nodes; the lines, and the nodes that were missing."""
     mounted = _mounted_nodes(ours)
     drivers = {*recorded, *mounted.values()}
-    lines = [] if check else host_nodes.load_drivers(host, current(host), drivers)
+    lines = []
+    if check:
+        later = "not loaded, a run loads it: its nodes and rules are judged then"
+        lines = [f"module {driver}: {later}" for driver in host_nodes.not_loaded(current(host), drivers)]
+    else:
+        lines = host_nodes.load_drivers(host, current(host), drivers)
     nodes = host_nodes.missing(host, current(host), mounted)
     if not check:
         host_nodes.make(host, nodes)
@@ -145,15 +161,21 @@ def _restarts(
     host: Host, ours: list[Container], rewritten: list[str], restart: bool, check: bool
 ) -> tuple[list[str], list[str]]:
     """Who was restarted, and who still runs with rules from before a rewrite."""
-    due = restarts.due(host, rewritten)
+    there = {container.name for container in ours}
+    still = {name: init for name, init in restarts.due(host, rewritten).items() if name in there}
+    if check:
+        return [], sorted(still)
+    # Before and after every step: one that fails, or a kill, leaves a record that says who is still to be restarted.
+    restarts.remember(host, still)
     restarted = []
-    if restart and not check:
-        for container in ours:
-            if container.name in due:
+    for container in ours if restart else ():
+        if container.name in still:
+            if still[container.name] != restarts.STOPPED:
                 containers.stop(host, container, RESTART_TIMEOUT_S)
-                containers.start(host, container)
-                restarted.append(container.name)
-    still = {name: init for name, init in due.items() if name not in restarted}
-    if not check:
-        restarts.remember(host, still)
+                still[container.name] = restarts.STOPPED
+                restarts.remember(host, still)
+            containers.start(host, container)
+            del still[container.name]
+            restarts.remember(host, still)
+            restarted.append(container.name)
     return restarted, sorted(still)

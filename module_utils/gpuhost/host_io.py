@@ -402,13 +402,18 @@ class Host:
         if self.device_numbers(path) == (major, minor):
             return
         target.parent.mkdir(parents=True, exist_ok=True)
-        if target.exists():
-            before = target.stat()
-            mode, owner = stat.S_IMODE(before.st_mode), (before.st_uid, before.st_gid)
-            target.unlink()
-        os.mknod(target, stat.S_IFCHR | mode, os.makedev(major, minor))
-        target.chmod(mode)  # mknod's mode is masked by the umask
-        os.chown(target, *owner)
+        try:
+            if target.exists():
+                before = target.stat()
+                mode, owner = stat.S_IMODE(before.st_mode), (before.st_uid, before.st_gid)
+            target.unlink(missing_ok=True)  # also a link that leads nowhere
+            os.mknod(target, stat.S_IFCHR | mode, os.makedev(major, minor))
+            target.chmod(mode)  # mknod's mode is masked by the umask
+            os.chown(target, *owner)
+        except OSError as error:
+            # At boot udev's rules and nvidia-modprobe make the same nodes.
+            if self.device_numbers(path) != (major, minor):
+                raise stop("host.module_failed", path, f"can't be made: {error.strerror}") from error
 
     def _sync_folder(self, folder: Path) -> None:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

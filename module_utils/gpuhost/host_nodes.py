@@ -52,13 +52,17 @@ class Node:
         return f"node {self.path} made with {self.major}:{self.minor}"
 
 
+def not_loaded(majors: CharacterMajors, wanted: Iterable[str]) -> list[str]:
+    """The parts of the driver that are wanted and are not there: nvidia-uvm comes only at first use."""
+    known = set(wanted)
+    return [driver for driver in _MODULES if driver in known and majors.major_of(driver) is None]
+
+
 def load_drivers(host: Host, majors: CharacterMajors, wanted: Iterable[str]) -> list[str]:
-    """Load the parts of the driver that are wanted and are not there: nvidia-uvm comes only at first use."""
+    """Load the parts of the driver that are wanted and are not there."""
     lines = []
-    for driver, option in _MODULES.items():
-        if driver not in wanted or majors.major_of(driver) is not None:
-            continue
-        module = "nvidia" if driver == "nvidiactl" else driver
+    for driver in not_loaded(majors, wanted):
+        option, module = _MODULES[driver], "nvidia" if driver == "nvidiactl" else driver
         done = host.run(["nvidia-modprobe", *option])
         if done.rc == 127:
             done = host.run(["modprobe", module])
@@ -102,6 +106,12 @@ def capability_modes(host: Host) -> dict[int, int | None]:
         if minor.isdecimal() and mode.isdecimal():
             modes[int(minor)] = int(mode) & 0o7777 if found.get("DeviceFileModify", "1") != "0" else None
     return modes
+
+
+def has_mig_instances(host: Host) -> bool:
+    """Whether some GPU is cut into MIG instances: each has a folder giN below its GPU's capabilities."""
+    gpus = [f"{CAPABILITIES}/{name}/mig" for name in host.names(CAPABILITIES) if name.startswith("gpu")]
+    return any(name.startswith("gi") for gpu in gpus for name in host.names(gpu))
 
 
 def mig_minors(host: Host) -> list[int]:

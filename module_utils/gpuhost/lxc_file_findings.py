@@ -147,7 +147,7 @@ def snapshots(plan: Plan) -> Iterator[Finding]:
             "lxc.gpu_only_in_snapshot", "p0_runtime", "config", f"GPU lines exist only in section {sections}",
             "GPU lines before the first section",
             "The container itself has no GPU access; a snapshot's lines do nothing.",
-            "Declare the container's GPU nodes in the inventory, if it is to have them.",
+            "Mount the container's GPU nodes in its config, if it is to have them.",
         )  # fmt: skip
     stale = {rule.section for rule in other_rules if _is_old(rule, plan)} - {PENDING}
     if stale and plan.uses_gpu:

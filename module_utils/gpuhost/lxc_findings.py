@@ -140,9 +140,9 @@ def _swap(plan: Plan) -> Iterator[Finding]:
     yield finding(
         "lxc.swap_undecided", "security" if leaks else "unknown", "config",
         "; ".join(["numbers that changed hands among NVIDIA drivers, no mounts", *leaks]),
-        "mounts or a declaration that show which node each rule is for",
+        "mounts that show which node each rule is for",
         "Old and new reading of the rules differ and nothing tells which one holds; these rules were left as they are.",
-        "Declare the container's GPU nodes in the inventory; then run playbooks/reconcile.yml",
+        "Mount the container's GPU nodes in its config, as it is to have them; then run playbooks/reconcile.yml",
     )  # fmt: skip
 
 

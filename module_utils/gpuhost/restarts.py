@@ -9,7 +9,9 @@ from .errors import stop
 from .host_io import Host
 
 RECORD = "/var/lib/gpuhost/old_rules.json"
-"""Container -> its init as it ran when the rules were rewritten: ``PID STARTTIME``."""
+"""Container -> its init as it ran when the rules were rewritten: ``PID STARTTIME``, or STOPPED."""
+STOPPED = "stopped for its restart"
+"""We have stopped it: until it runs again, whoever has the consent starts it."""
 
 _STARTTIME = 22 - 3
 """Field 22 of proc_pid_stat(5), counted behind the command's name, which may hold blanks."""
@@ -37,13 +39,24 @@ def read(host: Host) -> dict[str, str]:
 
 
 def due(host: Host, rewritten: Iterable[str] = ()) -> dict[str, str]:
-    """Containers that run with old rules: those just rewritten, and those of the record that still run as then."""
+    """Containers that run with old rules: those just rewritten, and those of the record that still run as then.
+
+    And those that a restart has stopped and that nobody has started since. Raises Stop where nobody says who runs.
+    """
     recorded = read(host)
     asked = list(dict.fromkeys([*recorded, *rewritten]))
-    active = set(host.run(["lxc-ls", "-1", "--active"]).stdout.split()) if asked else set()
+    active = _active(host) if asked else set()
     now = {name: init_of(host, name) for name in asked if name in active}
     just = set(rewritten)
-    return {name: init for name, init in now.items() if init and (name in just or init == recorded.get(name))}
+    found = {name: init for name, init in now.items() if init and (name in just or init == recorded.get(name))}
+    return {**found, **{name: STOPPED for name, init in recorded.items() if init == STOPPED and name not in active}}
+
+
+def _active(host: Host) -> set[str]:
+    found = host.run(["lxc-ls", "-1", "--active"])
+    if found.rc not in (0, 127):
+        raise stop("host.module_failed", "lxc-ls --active", found.last_line)
+    return set(found.stdout.split())
 
 
 def remember(host: Host, still: dict[str, str]) -> None:

@@ -14,6 +14,8 @@ FOLDER = "/var/lib/gpuhost"
 ROLL_FILE = "/var/lib/gpuhost/roll.json"
 LOCK_FILE = "/var/lib/gpuhost/lock"
 """Whoever acts on the host holds it: a controller's module, or one of our units."""
+LOCK_WAIT_S = 180
+"""A host that has just booted answers ssh before its own unit has ended, which holds the lock."""
 VERSION = 2
 
 

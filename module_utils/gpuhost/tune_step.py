@@ -16,7 +16,7 @@ from .causes import cause
 from .documents import Finding, make_head
 from .host_io import Host
 from .rollfile import LOCK_FILE
-from .tuning import FILE, Wanted, Written
+from .tuning import Wanted, Written
 
 LOCK_WAIT_S = 30.0
 
@@ -49,7 +49,7 @@ def tune(
     return {
         "changed": any(item.status == "written" for item in results),
         "lines": lines(results),
-        "diff": [_diff(item) for item in results if item.status == "written" and item.write.kind == FILE],
+        "diff": [_diff(item) for item in results if item.status == "written" and item.is_text],
         "gpuhost_documents": [{**head, "concern": concern.name, **tuning.document(results, found)}],
     }
 
@@ -80,7 +80,7 @@ def lines(results: Sequence[Written]) -> list[str]:
     groups: dict[tuple[str, str | None, str | None], list[Written]] = {}
     for item in results:
         if item.status == "written":
-            own = "" if item.write.why and item.write.kind != FILE else item.write.object
+            own = "" if item.write.why and not item.is_text else item.write.object
             groups.setdefault((own or item.write.why, item.before, item.write.value), []).append(item)
     return [_line(group) for group in groups.values()]
 

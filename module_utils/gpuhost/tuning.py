@@ -55,19 +55,18 @@ class Written:
     reason: str = ""
 
     @property
+    def is_text(self) -> bool:
+        """Whether it is a whole file that is written or removed, not one value."""
+        return self.write.kind == FILE or any("\n" in (text or "").strip() for text in (self.before, self.write.value))
+
+    @property
     def line(self) -> str:
         """For people."""
-        old = (
-            "nothing"
-            if self.before is None
-            else self.before.strip()
-            if "\n" not in self.before.strip()
-            else "another text"
-        )
-        new = "removed" if self.write.value is None else self.write.value.strip()
-        if self.write.kind == FILE and self.write.value is not None:
-            return f"{self.write.object}: {'rewritten' if self.before is not None else 'written'}"
-        return f"{self.write.object}: {old} -> {new}"
+        old, new = self.before, self.write.value
+        if self.is_text:
+            return f"{self.write.object}: {'removed' if new is None else 'written' if old is None else 'rewritten'}"
+        old, new = (None if text is None else " ".join(text.split()) for text in (old, new))
+        return f"{self.write.object}: {'nothing' if old is None else old} -> {'removed' if new is None else new}"
 
 
 @dataclass(frozen=True)

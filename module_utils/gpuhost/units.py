@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .documents import Proof
-from .errors import stop
+from .errors import Stop, stop
 from .host_io import Host
 
 BLOCKING = (
@@ -152,7 +152,10 @@ def pve_ready(host: Host) -> str | None:
     """
     if not host.exists("/usr/bin/pmxcfs"):
         return None
-    text = host.read(MEMBERS)
+    try:
+        text = host.read(MEMBERS)
+    except Stop as error:  # of a pmxcfs that has died the mount is left, and answers nothing (ENOTCONN)
+        return f"/etc/pve does not answer: {error.blocker.observed}"
     if text is None:
         return "/etc/pve is not mounted"
     try:

@@ -16,7 +16,7 @@ from .documents import Blocker
 from .errors import Stop, stop
 from .foreign_workloads import gpu_processes, in_the_way
 from .host_io import Host
-from .rollfile import Roll, Workload, load
+from .rollfile import Roll, Workload, load, save
 
 __all__ = ["gpu_processes", "in_the_way"]
 
@@ -40,15 +40,12 @@ HOLD_DROP_IN_INSTANCES = f"""# Managed by gpuhost: between drain and hand back n
 ConditionPathExists=|!/var/lib/gpuhost/hold
 ConditionPathExists=|{containers_lxc.START_FOLDER}/%i
 """.encode()
-ACTIVATE_DROP_IN = f"/run/systemd/system/{PVE_GUESTS}.d/50-gpuhost-activate.conf"
-ACTIVATE = b"""# Managed by gpuhost, there for a moment only: the unit becomes active without starting any guest.
-[Unit]
-RefuseManualStart=no
-[Service]
-ExecStartPre=
-ExecStart=
-ExecStart=/bin/true
-"""
+_ACTIVATE = "50-gpuhost-activate.conf"
+# Proxmox's unit refuses a manual start, and tidies up before its own.
+_WITHOUT_A_START = {
+    "lxc.service": "[Service]\nExecStart=\nExecStart=/bin/true\n",
+    PVE_GUESTS: "[Unit]\nRefuseManualStart=no\n[Service]\nExecStartPre=\nExecStart=\nExecStart=/bin/true\n",
+}
 GPU_NODE = re.compile(r"/dev/nvidia\d+")
 
 
@@ -63,7 +60,7 @@ def survey(host: Host) -> list[dict[str, Any]]:
             "running": item.name in running,
             "autostart": item.autostart,
             "order": item.order,
-            "gpu": bool(item.gpu_paths),
+            "gpu": item.has_gpu,
             "gpu_nodes": [path for path in item.gpu_paths if GPU_NODE.fullmatch(path)],
         }
         for item in containers.containers(host)
@@ -137,29 +134,34 @@ def release(host: Host) -> bool:
         host.remove_empty_folder(path.rpartition("/")[0])
     if held:
         _reload(host)
-        # The condition kept the unit from starting at boot. Without it nobody stops the containers at a shutdown.
-        if host.run(["systemctl", "is-enabled", "lxc.service"]).rc == 0:
-            host.run(["systemctl", "start", "lxc.service"], timeout_s=300)
-        _activate_pve_guests(host)
+        for unit in ("lxc.service", *([PVE_GUESTS] if containers_pve.is_here(host) else [])):
+            _activate(host, unit)
     return held
 
 
-def _activate_pve_guests(host: Host) -> None:
-    """Let systemd know that Proxmox's guests are up, so that a shutdown stops them in their order (its ExecStop).
+def activate_drop_in(unit: str) -> str:
+    """Where the drop-in lies that lets a unit become active without starting anything."""
+    return f"/run/systemd/system/{unit}.d/{_ACTIVATE}"
 
-    A plain start is refused (RefuseManualStart=true in pve-manager), and would start every guest with onboot=1, also
-    those that were stopped before the roll.
+
+def _activate(host: Host, unit: str) -> None:
+    """Let systemd know that a unit's containers are up, so that a shutdown stops them (its ExecStop).
+
+    The hold's condition kept it from starting at boot. A plain start now would start every container with autostart,
+    also those that were stopped before the roll.
     """
-    enabled = containers_pve.is_here(host) and host.run(["systemctl", "is-enabled", PVE_GUESTS]).rc == 0
-    if not enabled or host.run(["systemctl", "is-active", PVE_GUESTS]).rc == 0:
+    enabled = host.run(["systemctl", "is-enabled", unit]).rc == 0
+    if not enabled or host.run(["systemctl", "is-active", unit]).rc == 0:
         return
-    host.write_atomic(ACTIVATE_DROP_IN, ACTIVATE)
+    drop_in = activate_drop_in(unit)
+    about = "# Managed by gpuhost, there for a moment only: active without starting any container.\n"
+    host.write_atomic(drop_in, (about + _WITHOUT_A_START[unit]).encode())
     try:
         _reload(host)
-        host.run(["systemctl", "start", PVE_GUESTS], timeout_s=300)
+        host.run(["systemctl", "start", unit], timeout_s=300)
     finally:
-        host.remove(ACTIVATE_DROP_IN)
-        host.remove_empty_folder(ACTIVATE_DROP_IN.rpartition("/")[0])
+        host.remove(drop_in)
+        host.remove_empty_folder(drop_in.rpartition("/")[0])
         _reload(host)
 
 
@@ -209,9 +211,16 @@ def drain(host: Host, roll: Roll, timeout_s: int) -> tuple[Roll, list[str]]:
             if item.name in running:
                 containers.stop(host, _container(there, item.name, item.kind), timeout_s)
                 stopped.append(item.name)
-    except Stop:
-        hand_back(host, replace(roll, workloads=tuple(item for item in roll.workloads if item.name in stopped)))
-        raise
+    except Stop as error:
+        again = replace(roll, workloads=tuple(item for item in roll.workloads if item.name in stopped))
+        down = {item.name for item in hand_back(host, again)[0].workloads if item.state == "stopped"}
+        if not down:
+            raise
+        # The next drain, or the way back, still knows that these ran before.
+        states = tuple(replace(item, state="stopped") if item.name in down else item for item in roll.workloads)
+        save(host, replace(roll, workloads=states))
+        observed = f"{error.blocker.observed}; does not run again: {', '.join(sorted(down))}"
+        raise Stop(replace(error.blocker, observed=observed), error.documents) from error
     states = tuple(replace(item, state="stopped") for item in roll.workloads)
     return replace(roll, workloads=states), [f"container {name} stopped" for name in stopped]
 
@@ -248,5 +257,8 @@ def hand_back(host: Host, roll: Roll) -> tuple[Roll, list[str], list[Blocker]]:
             failed.append(error.blocker)
             state = "stopped"
         states.append(replace(item, state=state))
-    lines += wait_until_ready(host, [item.name for item in states if item.state == "back"])
+    try:
+        lines += wait_until_ready(host, [item.name for item in states if item.state == "back"])
+    except (Stop, OSError) as error:
+        lines.append(f"not known whether they have started everything: {error}")  # they run, and the hold has to go
     return replace(roll, workloads=tuple(states)), lines, failed

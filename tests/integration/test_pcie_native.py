@@ -99,7 +99,7 @@ class Bus:
         self.run(*command, *arguments, runs=runs)
         folder = self.folder / runs / "native"
         (task,) = json.loads((folder / "run.json").read_text())["tasks"]
-        return {"status": task["status"], **json.loads((folder / "gpu1/tune.json").read_text())}
+        return {"status": task["status"], **json.loads((folder / "gpu1/tune-pcie.json").read_text())}
 
     def control(self, path: str) -> int:
         return int.from_bytes((self.folder / path.lstrip("/") / "config").read_bytes()[0x80:0x82], "little")

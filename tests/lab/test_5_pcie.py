@@ -64,7 +64,7 @@ def tune(runs: Path, *arguments: str) -> Run:
 
 
 def said(run: Run, code: str) -> list[str]:
-    return [item["observed"] for item in run.document(HOST, "tune")["findings"] if item["id"] == code]
+    return [item["observed"] for item in run.document(HOST, "tune-pcie")["findings"] if item["id"] == code]
 
 
 def statuses(run: Run) -> set[str]:

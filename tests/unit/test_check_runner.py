@@ -67,7 +67,7 @@ def test_the_workloads_user_is_looked_up_where_the_checks_run(host: FakeHost) ->
     measure(host, user="llm")
     (call,) = host.ran("lxc-attach")
     split = call.index("--")
-    assert call[split + 1 : split + 6] == ["/opt/venv/bin/python3", "-c", BOOTSTRAP, "", "llm"]
+    assert call[split + 1 : split + 7] == ["/usr/bin/python3", "-I", "-c", BOOTSTRAP, "/opt/venv/bin/python3", "llm"]
 
 
 def test_on_the_host_a_users_interpreter_never_runs_as_root(host: FakeHost) -> None:
@@ -258,3 +258,24 @@ def test_the_document(host: FakeHost) -> None:
     document = check_runner.document(HOST_NAME, RUN_ID, {CONTAINER: measure(host)})
     assert list(document)[:5] == ["schema", "schema_version", "host", "run_id", "taken_at"]
     assert document["targets"][CONTAINER]["tool_version"] == "0.1.0"
+
+
+def test_a_container_that_gets_its_gpu_by_an_include_is_measured(host: FakeHost) -> None:
+    """Measured on the host instead, its stale rules would pass the gate."""
+    config = host.read_bytes(f"/var/lib/lxc/{CONTAINER}/config") or b""
+    host.put("/etc/lxc/gpu.conf", config)
+    host.put(f"/var/lib/lxc/{CONTAINER}/config", f"lxc.uts.name = {CONTAINER}\nlxc.include = /etc/lxc/gpu.conf\n")
+    assert check_runner.targets(host, []) == [CONTAINER]
+    assert check_runner.expected_gpus(host, CONTAINER, ("/dev/nvidia0",)) == 1
+
+
+def test_many_targets_are_surveyed_once(host: FakeHost) -> None:
+    config = host.read_bytes(f"/var/lib/lxc/{CONTAINER}/config") or b""
+    for number in range(20):
+        host.put(f"/var/lib/lxc/c{number}/config", config)
+        host.running.add(f"c{number}")
+    host.calls.clear()
+    order = check_runner.Order(b"", ["device_access"], "/usr/bin/python3", 10)
+    check_runner.measure_all(host, order, [], ())
+    assert len(host.ran("lxc-attach")) == 21
+    assert len(host.ran("lxc-ls")) < 5

@@ -430,3 +430,19 @@ def test_a_proxmox_whose_pmxcfs_is_down_blocks(host: FakeHost) -> None:
     make_proxmox(host)
     host.remove("/etc/pve/.members")
     assert blocks(host) == [("lxc.no_quorum", "/etc/pve")]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("lxc.mount.entry = /dev/nvidia0 dev/nvidia0 none bind 0 0\n", True),
+        ("lxc.cgroup2.devices.allow = c 195:* rwm\n", True),
+        ("lxc.hook.mount = /usr/share/lxc/hooks/nvidia\n", True),
+        ("lxc.environment = NVIDIA_VISIBLE_DEVICES=all\n", True),
+        ("lxc.uts.name = nvidia-docs\nlxc.cgroup2.devices.allow = c 10:200 rwm\n", False),
+        ("# lxc.mount.entry = /dev/nvidia0 dev/nvidia0 none bind 0 0\n", False),
+    ],
+)
+def test_whether_a_container_is_to_have_a_gpu(text: str, expected: bool) -> None:
+    """Missed, it would be measured on the host, where everything works."""
+    assert Container("web", "lxc", "/var/lib/lxc/web/config", "lxc", text.encode()).has_gpu is expected

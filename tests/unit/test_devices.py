@@ -14,7 +14,8 @@ from fake_tree import CONFIG, CONTAINER, NEW, OLD, PLAIN, booted, proc_devices
 
 from gpuhost import config_file, devices, devices_boot, devices_unit, host_nodes, majors_record, restarts
 from gpuhost.devices import Wishes
-from gpuhost.errors import Stop
+from gpuhost.errors import Stop, stop
+from gpuhost.rollfile import LOCK_FILE
 
 CONFIG_PATH = f"/var/lib/lxc/{CONTAINER}/config"
 BEFORE = {"nvidia": 195, "nvidiactl": 195, "nvidia-uvm": 504, "nvidia-caps": 507}
@@ -238,6 +239,16 @@ def test_the_module_works_without_a_roll_and_logs_in_one(tmp_path: Path) -> None
     assert any("504 -> 509" in line for line in last.lines)
 
 
+def test_without_a_roll_it_works_under_the_hosts_lock(tmp_path: Path) -> None:
+    """The boot unit, or another controller, may be at the same configs and the same record."""
+    host = debian_host(tmp_path)
+    with host.lock(LOCK_FILE):
+        assert step(host, "gpuhost_lxc_devices", check=True)["gpuhost_documents"]
+        with pytest.raises(Stop) as caught:
+            step(host, "gpuhost_lxc_devices")
+    assert caught.value.blocker.cause == "roll.busy"
+
+
 # --- the record, while rules are being rewritten
 
 
@@ -281,6 +292,54 @@ def test_what_is_held_stays_explained(host: FakeHost) -> None:
     reconcile(host)
     assert host.read(path) == rules.replace("504", "509")
     assert majors_record.read(host)["nvidia-uvm"] == (509,)
+
+
+def test_beside_a_presumed_rule_a_driver_without_a_record_stays_without(host: FakeHost) -> None:
+    """Recorded, it would count as one whose old number is known: the next run would add a rule beside the stale one."""
+    host.remove(majors_record.RECORD)
+    first = reconcile(host)
+    assert any(item["held"] == "presumed" for item in first.document["changes"])
+    assert "nvidia-uvm" not in majors_record.read(host)
+    assert not reconcile(host).changed
+    assert host.read(CONFIG_PATH) == CONFIG
+    reconcile(host, presumed="apply")
+    assert majors_record.read(host)["nvidia-uvm"] == (509,)
+
+
+def test_where_proxmox_shows_no_containers_yet_the_record_keeps_the_old_numbers(host: FakeHost) -> None:
+    """pmxcfs came later than the boot unit: the rules that it hides are still certain afterwards."""
+    host.remove(f"/var/lib/lxc/{CONTAINER}/config")
+    path = "/etc/pve/lxc/141.conf"
+    rules = "lxc.cgroup2.devices.allow: c 504:* rwm\nlxc.mount.entry: /dev/nvidia-uvm dev/nvidia-uvm none bind 0 0\n"
+    host.put("/usr/bin/pmxcfs")
+    host.programs["pct",] = (255, "", "ipcc_send_rec[1] failed: Connection refused\n")
+    devices_boot.at_boot(host, rules=True)
+    devices.record_if_right(host)
+    assert majors_record.read(host)["nvidia-uvm"] == (509, 504)
+    on_proxmox(host, path, rules)
+    reconcile(host)
+    assert host.read(path) == rules.replace("504", "509")
+    assert majors_record.read(host)["nvidia-uvm"] == (509,)
+
+
+def test_a_config_that_cant_be_written_keeps_no_other_container_on_its_old_rules(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    immutable = "/var/lib/lxc/aaa/config"  # chattr +i, as some people protect theirs
+    host.put(immutable, CONFIG)
+    real = host.rewrite
+
+    def rewrite(path: str, before: bytes, after: bytes, keep_owner: bool) -> bool:
+        if path == immutable:
+            raise stop("lxc.config_not_written", path, "can't be written: Operation not permitted")
+        return real(path, before, after, keep_owner)
+
+    monkeypatch.setattr(host, "rewrite", rewrite)
+    with pytest.raises(Stop) as caught:
+        devices_boot.at_boot(host, rules=True)
+    assert (caught.value.blocker.cause, caught.value.blocker.object) == ("lxc.config_not_written", immutable)
+    assert "c 509:* rwm" in (host.read(CONFIG_PATH) or "")
+    assert majors_record.read(host)["nvidia-uvm"] == (509, 504)
 
 
 # --- Proxmox
@@ -375,6 +434,54 @@ def test_a_container_that_was_restarted_since_has_its_new_rules(host: FakeHost) 
     assert not host.exists(restarts.RECORD)
 
 
+def restart(host: FakeHost) -> devices.Work:
+    return devices.reconcile_host(host, HOST_NAME, RUN_ID, Wishes(restart=True), False)
+
+
+def test_a_restart_that_fails_at_its_stop_is_still_due(host: FakeHost) -> None:
+    runs_as(host, 4711)
+    host.stubborn = {CONTAINER}
+    with pytest.raises(Stop):
+        restart(host)
+    assert reconcile(host).document["with_old_rules"] == [CONTAINER]
+
+
+def test_a_container_that_a_restart_has_stopped_is_started_by_the_next_run(host: FakeHost) -> None:
+    runs_as(host, 4711)
+    host.broken = {CONTAINER}
+    with pytest.raises(Stop) as caught:
+        restart(host)
+    assert caught.value.blocker.cause == "workload.not_back"
+    assert reconcile(host).document["with_old_rules"] == [CONTAINER]
+    assert CONTAINER not in host.running  # without the consent it is only said
+    host.broken = set()
+    stops = len(host.ran("lxc-stop"))
+    assert restart(host).document["restarted"] == [CONTAINER]
+    assert CONTAINER in host.running
+    assert len(host.ran("lxc-stop")) == stops
+    assert not host.exists(restarts.RECORD)
+
+
+def test_where_nobody_says_who_runs_the_record_stays(host: FakeHost) -> None:
+    runs_as(host, 4711)
+    reconcile(host)
+    host.programs["lxc-ls",] = (1, "", "lxc-ls: no such lxcpath")
+    with pytest.raises(Stop):
+        reconcile(host)
+    assert host.exists(restarts.RECORD)
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_of_two_that_share_an_include_both_have_old_rules(host: FakeHost, check: bool) -> None:
+    host.remove(CONFIG_PATH)
+    host.put("/etc/lxc/gpu.conf", CONFIG)
+    for name in ("one", "two"):
+        host.put(f"/var/lib/lxc/{name}/config", "lxc.include = /etc/lxc/gpu.conf\n")
+    host.running |= {"one", "two"}
+    runs_as(host, 4711)
+    assert reconcile(host, check=check).document["with_old_rules"] == ["one", "two"]
+
+
 # --- at boot
 
 
@@ -386,6 +493,32 @@ def test_the_boot_unit_heals_rules_and_says_so(host: FakeHost) -> None:
     assert healed is not None
     assert healed["changes"][0]["severity"] == "security"
     assert devices_boot.at_boot(host, rules=True) == "nodes and rules are right"
+
+
+def test_at_boot_quorum_comes_later_than_pmxcfs(host: FakeHost) -> None:
+    path, members = "/etc/pve/lxc/141.conf", {"nodename": "node-a", "cluster": {"name": "lab", "quorate": 0}}
+    on_proxmox(host, path, "lxc.cgroup2.devices.allow: c 504:* rwm\n")
+    host.put("/etc/pve/.members", json.dumps(members))
+    waited: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        members["cluster"] = {"name": "lab", "quorate": 1}
+        host.put("/etc/pve/.members", json.dumps(members))
+
+    host.sleep = sleep  # type: ignore[method-assign]
+    assert f"{path}:1 nvidia-uvm 504 -> 509" in devices_boot.at_boot(host, rules=True)
+    assert waited
+    members["cluster"] = {"name": "lab", "quorate": 0}
+    host.put("/etc/pve/.members", json.dumps(members))
+    waited.clear()
+    assert devices_boot.at_boot(host, rules=True) == "nodes and rules are right"
+    assert not waited  # nothing to be written: nobody waits
+
+
+def test_what_is_left_at_boot_is_said(host: FakeHost) -> None:
+    host.remove(majors_record.RECORD)
+    assert "507 -> 509: not done, presumed" in devices_boot.at_boot(host, rules=True)
 
 
 def test_nodes_alone_where_that_is_all_that_is_asked_for(host: FakeHost) -> None:
@@ -479,3 +612,29 @@ def test_a_mounted_node_of_a_gpu_that_is_not_there_is_not_made(host: FakeHost) -
     host.put(CONFIG_PATH, CONFIG + mount)
     reconcile(host)
     assert "/dev/nvidia7" not in host.nodes
+
+
+def test_a_driver_that_is_not_loaded_is_named_in_check_mode(host: FakeHost) -> None:
+    text = "".join(line for line in proc_devices(NEW).splitlines(True) if "nvidia-uvm" not in line)
+    host.put("/proc/devices", text)
+    host.calls.clear()
+    work = reconcile(host, check=True)
+    assert "module nvidia-uvm: not loaded, a run loads it: its nodes and rules are judged then" in work.lines
+    assert not host.ran("modprobe")
+    assert not host.ran("nvidia-modprobe")
+
+
+def test_what_a_machine_left_that_died_in_a_rewrite_goes_with_the_next_run(host: FakeHost) -> None:
+    reconcile(host)
+    left = f"{CONFIG_PATH}.tmp.gpuhost"
+    host.put(left, "half a config")
+    reconcile(host, check=True)
+    assert host.exists(left)
+    assert not reconcile(host).changed
+    assert not host.exists(left)
+
+
+def test_mig_instances_are_seen(host: FakeHost) -> None:
+    assert not host_nodes.has_mig_instances(host)
+    host.put(f"{host_nodes.CAPABILITIES}/gpu0/mig/gi3/access", "DeviceFileMinor: 30\n")
+    assert host_nodes.has_mig_instances(host)

@@ -21,10 +21,10 @@ from fake_roll import (
     roll_of,
     step,
 )
-from fake_tree import CMDLINE, CONTAINER, MACHINE, NEW, OLD, OLD_ENTRY, PLAIN, set_variable
+from fake_tree import CMDLINE, CONTAINER, MACHINE, NEW, OLD, OLD_ENTRY, PLAIN, booted, set_variable
 
 from gpuhost import deadman, devices, homecoming, loaders, return_service, status, steps, trial, workloads
-from gpuhost.errors import Stop
+from gpuhost.errors import Stop, stop
 
 HMM = {"nvidia-uvm": {"uvm_disable_hmm": "1"}}
 
@@ -416,3 +416,27 @@ def test_a_trial_that_never_left_the_loader_is_the_same(host: FakeHost) -> None:
     power_cycle(host)
     assert cause_of(host, "prove") == "trial.expired"
     assert loaders.of(host).read().one_shot is None
+
+
+def test_a_config_that_cant_be_read_leaves_no_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The power goes between drain and trial, and a config that nobody asked about has a bad block."""
+    host = debian_host(tmp_path)
+    step(host, "gpuhost_boot_trial", action="hold", plan=plan_of(host))
+    host.running = {CONTAINER}
+    step(host, "gpuhost_workload", state="drained")
+    booted(host, OLD)
+    real, bad = host.read_bytes, "/var/lib/lxc/broken/config"
+
+    def read_bytes(path: str) -> bytes | None:
+        if path == bad:
+            raise stop("host.module_failed", path, "Input/output error")
+        return real(path)
+
+    host.put(bad)
+    monkeypatch.setattr(host, "read_bytes", read_bytes)
+    with pytest.raises(Stop) as caught:
+        homecoming.by_itself(host)
+    assert caught.value.blocker.object == bad
+    assert host.running == {CONTAINER}
+    assert not workloads.is_held(host)
+    assert {item.name: item.state for item in roll_of(host).workloads}[CONTAINER] == "back"

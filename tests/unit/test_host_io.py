@@ -253,3 +253,22 @@ def test_the_last_line_says_something() -> None:
 
 def test_the_last_line_is_the_error_where_there_is_one() -> None:
     assert Result(("apt-get",), 100, "Building dependency tree...\n", "E: no\n").last_line == "E: no"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mknod needs root")
+def test_a_node_that_somebody_else_makes_meanwhile_or_a_dead_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, real = Host(str(tmp_path)), os.mknod
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia1").symlink_to("gone")
+    host.make_node("/dev/nvidia1", 1, 3, 0o666)
+    assert host.device_numbers("/dev/nvidia1") == (1, 3)
+
+    def second(path: Path, mode: int, device: int) -> None:
+        real(path, mode, device)
+        real(path, mode, device)
+
+    monkeypatch.setattr(os, "mknod", second)
+    host.make_node("/dev/nvidia0", 1, 3, 0o666)
+    assert host.device_numbers("/dev/nvidia0") == (1, 3)

@@ -443,7 +443,7 @@ def test_no_keys_no_file(host: FakeHost) -> None:
     tune(host)
     assert host.exists(OURS)
     nothing = {dotted(item.key): None for item in DEFAULTS}
-    assert tune(host, nothing)["lines"] == [f"{OURS}: another text -> removed"]
+    assert tune(host, nothing)["lines"] == [f"{OURS}: removed"]
     assert tune(host, nothing)["changed"] is False
 
 

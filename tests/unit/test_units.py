@@ -10,7 +10,7 @@ import pytest
 from fake_host import FakeHost
 
 from gpuhost import units
-from gpuhost.errors import Stop
+from gpuhost.errors import Stop, stop
 from gpuhost.units import Job
 
 FAILED = """\
@@ -231,3 +231,16 @@ def test_only_a_lock_that_blocks_a_shutdown_is_an_inhibitor(tmp_path: Path, text
         assert raised.value.blocker.cause == "reboot.inhibited"
     else:
         units.prove_no_inhibitor(host)
+
+
+def test_a_pmxcfs_that_has_died_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = FakeHost(tmp_path)
+    host.put("/usr/bin/pmxcfs")
+
+    def read_bytes(path: str) -> bytes | None:
+        raise stop("host.module_failed", path, "Transport endpoint is not connected")
+
+    monkeypatch.setattr(host, "read_bytes", read_bytes)
+    (proof,) = units.prove_pve(host, 2)
+    assert not proof.ok
+    assert "Transport endpoint is not connected" in proof.observed

@@ -14,13 +14,13 @@ import pytest
 from ansible.plugins.action import ActionBase
 from fake_host import Answer, FakeHost, Killed
 from fake_pct import FakePct, make_proxmox
-from fake_roll import REPOSITORY, debian_host, power_cycle, prepared, roll_of, step
+from fake_roll import REPOSITORY, debian_host, plan_of, power_cycle, prepared, roll_of, step
 from fake_tree import CONTAINER, NEW, PLAIN, booted
 
 from gpuhost import check_runner, containers, return_service, workloads
 from gpuhost.errors import Stop
 from gpuhost.rollfile import parse, render, save
-from gpuhost.workloads import ACTIVATE_DROP_IN, HOLD_DROP_INS, HOLD_FILE, PVE_HOLD_DROP_IN
+from gpuhost.workloads import HOLD_DROP_INS, HOLD_FILE, PVE_GUESTS, PVE_HOLD_DROP_IN, activate_drop_in
 
 
 @pytest.fixture
@@ -457,7 +457,7 @@ def test_pve_guests_becomes_active_without_starting_a_guest(host: FakeHost, pve:
 
     def systemctl(there: FakeHost, argv: list[str]) -> Answer:
         if argv[1:] == ["start", "pve-guests.service"]:
-            seen.append(there.read(ACTIVATE_DROP_IN) or "")
+            seen.append(there.read(activate_drop_in(PVE_GUESTS)) or "")
         return (3 if argv[1] == "is-active" else 0), "running\n" if argv[1] == "is-system-running" else "", ""
 
     host.programs[("systemctl",)] = systemctl
@@ -469,9 +469,27 @@ def test_pve_guests_becomes_active_without_starting_a_guest(host: FakeHost, pve:
     assert "RefuseManualStart=no\n" in text
     assert "ExecStart=\nExecStart=/bin/true\n" in text
     assert "ExecStop" not in text  # it is what a shutdown needs
-    assert not host.exists(ACTIVATE_DROP_IN)
+    assert not host.exists(activate_drop_in(PVE_GUESTS))
     assert host.ran("systemctl")[-1] == ["systemctl", "daemon-reload"]
     assert "104" not in pve.running  # onboot, and stopped before the roll
+
+
+def test_lxc_service_becomes_active_without_starting_a_container(host: FakeHost) -> None:
+    """Autostart would start those too that were stopped before the roll."""
+    seen: list[str] = []
+
+    def systemctl(there: FakeHost, argv: list[str]) -> Answer:
+        if argv[1:] == ["start", "lxc.service"]:
+            seen.append(there.read(activate_drop_in("lxc.service")) or "")
+        return (3 if argv[1] == "is-active" else 0), "running\n" if argv[1] == "is-system-running" else "", ""
+
+    host.programs[("systemctl",)] = systemctl
+    prepared(host)
+    drain(host)
+    hand_back(host)
+    (text,) = seen
+    assert text.endswith("[Service]\nExecStart=\nExecStart=/bin/true\n")
+    assert not host.exists(activate_drop_in("lxc.service"))
 
 
 @pytest.mark.parametrize("verb", ["is-enabled", "is-active"])
@@ -526,3 +544,19 @@ def test_a_choice_before_the_trial_closes_it(host: FakeHost) -> None:
     prepared(host)
     step(host, "gpuhost_boot_trial", action="come_back")
     assert (roll_of(host).state, roll_of(host).result) == ("closed", "rolled_back")
+
+
+def test_what_a_failed_drain_cant_start_again_is_said_and_not_forgotten(tmp_path: Path) -> None:
+    host = debian_host(tmp_path)
+    for name, order in (("first", 1), ("last", 9)):
+        host.put(f"/var/lib/lxc/{name}/config", f"lxc.uts.name = {name}\nlxc.start.order = {order}\n")
+    host.running = {"first", "last"}
+    host.stubborn, host.broken = {"first"}, {"last"}
+    step(host, "gpuhost_boot_trial", action="hold", plan=plan_of(host))
+    with pytest.raises(Stop) as caught:
+        step(host, "gpuhost_workload", state="drained")
+    assert caught.value.blocker.cause == "workload.not_stopped"
+    assert "does not run again: last" in caught.value.blocker.observed
+    host.stubborn, host.broken = set(), set()
+    step(host, "gpuhost_workload", state="drained")
+    assert {item.name for item in roll_of(host).workloads if item.was_running} == {"first", "last"}

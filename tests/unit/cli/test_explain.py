@@ -356,3 +356,15 @@ def test_json_and_output_do_not_go_together(capsys: pytest.CaptureFixture[str], 
 
 def test_a_diff_of_equal_files_is_empty() -> None:
     assert explain_text.diff("x", b"a\n", b"a\n") == []
+
+
+def test_what_the_record_gives_to_two_drivers_is_not_called_presumed(files: Any, capsys: Any) -> None:
+    config = "arch: amd64\nlxc.cgroup2.devices.allow: c 504:* rwm\n"
+    devices = "Character devices:\n  1 mem\n195 nvidia\n237 nvidia-caps\n509 nvidia-uvm\n"
+    numbers = ("uvm=509", "uvm=504", "uvm=500", "caps=237", "caps=505", "caps=504")
+    recorded = [word for number in numbers for word in ("--recorded", f"nvidia-{number}")]
+    assert main(["explain", "lxc", *files(config, devices), *recorded]) == 1
+    out = capsys.readouterr().out
+    assert "Not changed, because the record gives the number to several drivers:" in out
+    assert "presumed" not in out
+    assert "inventory" not in out.lower().replace("-i inventory", "")
