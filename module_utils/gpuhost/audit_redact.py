@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from . import audit_secrets
+from . import audit_secrets, secure_boot
 
 _UUID = re.compile(r"(?<![0-9a-fA-F])[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(?![0-9a-fA-F])")
 _LONG_HEX = re.compile(r"(?<![0-9A-Za-z])(?:0x)?(?:[0-9a-f]{64}|[0-9a-f]{40}|[0-9a-f]{32})(?![0-9A-Za-z])")
@@ -43,6 +43,10 @@ COMMON = frozenset(
     | {"server", "ubuntu", "user", "worker", "www-data", "kernel", "system"}
 )
 """Names that tell nobody, and whose replacement would take half of a host's paths and versions with it."""
+PUBLIC_UUIDS = frozenset(
+    path[-36:] for path in (secure_boot.SECURE_BOOT, secure_boot.SETUP_MODE, secure_boot.MOK_SB_STATE)
+)
+"""Vendors' ids in the names of EFI variables: the same on every machine."""
 _STAND_IN_UUID, _STAND_IN_MAC = "00000000-0000-0000-0000-", "02:00:00:00:"
 
 
@@ -78,7 +82,7 @@ class Redactor:
         return int(known.setdefault(what, str(len(known) + 1)))
 
     def _uuid(self, what: str) -> str:
-        if what.startswith(_STAND_IN_UUID):
+        if what.startswith(_STAND_IN_UUID) or what.lower() in PUBLIC_UUIDS:
             return what
         return f"{_STAND_IN_UUID}{self._number('uuid', what.lower()):012x}"
 

