@@ -18,6 +18,7 @@ from gpuhost import audit, capture
 from gpuhost.audit_recorder import Recorder
 from gpuhost.audit_redact import Redactor
 from gpuhost.audit_snapshot import Snapshot, expanded, joined, parse, render
+from gpuhost_cli import capture as cli_capture
 
 # --- the text
 
@@ -217,6 +218,15 @@ def test_a_captured_host_gives_the_same_audit(name: str, tmp_path: Path) -> None
     assert [(item.severity, item.id) for item in second] == [(item.severity, item.id) for item in first]
     told = {item.id: item.observed for item in second}
     assert all(told[item.id] == item.observed for item in first if item.domain in ("pcie", "firmware", "driver"))
+
+
+def test_the_command_writes_a_file_that_is_a_fixture(host: FakeHost, tmp_path: Path) -> None:
+    said = cli_capture.write(tmp_path / "mine.tree", host)
+    assert str(tmp_path / "mine.tree") in said
+    assert "read it before it leaves the house" in said
+    assert parse((tmp_path / "mine.tree").read_text()).root
+    host.root_user = False
+    assert "without root" in cli_capture.write(tmp_path / "mine.tree", host)
 
 
 def test_a_capture_is_small_enough_to_be_read(tmp_path: Path) -> None:

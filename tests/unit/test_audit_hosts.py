@@ -12,30 +12,10 @@ from fake_snapshot import HOSTS, lay, snapshot
 
 from gpuhost import audit, cpu_tuning, devices_unit
 from gpuhost.documents import Finding
+from gpuhost_cli.capture import wishes
 
-WISHES: dict[str, dict[str, Any]] = {
-    "sysctl": {"keys": {}, "target_release": ""},
-    "cpu": {
-        "mode": "active",
-        "governor": "performance",
-        "epp": "performance",
-        "boost": "on",
-        "max_idle_latency_us": 50,
-        "huge_pages": "madvise",
-    },
-    "gpu_runtime": {
-        "persistence": True,
-        "peermem": "auto",
-        "memlock": "report",
-        "uvm_disable_hmm": False,
-        "power_limit_w": 0,
-        "lock_clocks_mhz": [],
-        "application_clocks_mhz": [],
-        "mig_layout": {},
-    },
-    "pcie": {"max_read_request_bytes": 4096, "bridges": True, "devices": []},
-}
-"""The roles' defaults."""
+WISHES = wishes()
+"""The roles' defaults: what tune would set is what the audit expects."""
 PROGRAMS = {"nvidia-smi", "systemctl", "modinfo", "dpkg-query", "apt-cache", "journalctl", "dmesg", "lxc-ls"}
 ABOUT_EVERY_HOST = {
     *{("info", f"firmware.{name}") for name in ("version", "smt", "numa", "secure_boot", "lockdown")},
