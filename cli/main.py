@@ -10,8 +10,8 @@ from typing import Any
 
 from gpuhost import __version__
 from gpuhost.blockers import KNOWN_CHECKS
-from gpuhost.causes import CAUSES, USAGE
-from gpuhost_cli import audit, explain, report, tune
+from gpuhost.causes import CAUSES, GOOD, USAGE
+from gpuhost_cli import audit, capture, explain, report, tune
 from gpuhost_cli.run import InputError, Request, run
 
 STAGE_HELP = {
@@ -56,7 +56,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _stage_parser(made: argparse.ArgumentParser, name: str) -> None:
-    made.add_argument("-i", "--inventory", required=True, metavar="PATH", help="inventory file or folder")
+    source = made
+    if name == "survey":  # of hosts, or of this machine into a file
+        source = made.add_mutually_exclusive_group(required=True)  # type: ignore[assignment]
+        source.add_argument(
+            "--capture", type=Path, metavar="FILE", help="this machine as a test's fixture, names and secrets taken out"
+        )
+    source.add_argument("-i", "--inventory", required=name != "survey", metavar="PATH", help="inventory file or folder")
     made.add_argument("-C", "--check", action="store_true", help="show plan and diffs, change nothing")
     made.add_argument(
         "--batches", type=batches, metavar="N,N,..", help="hosts at a time, the last one repeats (default: 1)"
@@ -192,6 +198,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return explain.run(options)
         if options.command == "audit":
             return audit.run(options, extra_of(options))
+        if options.command == "survey" and options.capture:
+            print(capture.write(options.capture))
+            return GOOD
         return run(request_of(options))
     except (InputError, FileNotFoundError) as error:
         print(f"gpuhost: {error}", file=sys.stderr)

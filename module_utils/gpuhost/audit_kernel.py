@@ -115,14 +115,15 @@ def _running(facts: Facts) -> Finding:
 
 def _candidate(facts: Facts) -> Finding:
     code, why = "kernel.update_available", "Only said: which kernel a host is to run is the operator's choice."
-    source, expected = survey.APT_LISTS, f"the newest {facts.flavour} kernel" if facts.flavour else ""
-    age = "" if facts.lists_age_s is None else f" (lists {facts.lists_age_s / 86400:.0f} days old)"
+    # Not part of what is observed: two audits would differ every day.
+    age = "" if facts.lists_age_s is None else f", {facts.lists_age_s / 86400:.0f} days old"
+    source, expected = f"{survey.APT_LISTS}{age}", f"the newest {facts.flavour} kernel" if facts.flavour else ""
     if facts.unknown or not facts.candidate:
         reason = facts.unknown or "apt knows no kernel of this flavour"
         return _finding(code, "unknown", f"unknown: {reason}", expected, why, source)
     here = newest_first((facts.running, *facts.installed))[:1]
     if newest_first((facts.candidate, *here))[0] in here or not here:
-        return _finding(code, "good", f"apt has nothing newer{age}", expected, why, source)
+        return _finding(code, "good", "apt has nothing newer", expected, why, source)
     suite = f" from {facts.candidate_suite}" if facts.candidate_suite else ""
     fix = f"gpuhost plan --target {facts.candidate}"
-    return _finding(code, "info", f"apt has {facts.candidate}{suite}{age}", expected, why, source, fix)
+    return _finding(code, "info", f"apt has {facts.candidate}{suite}", expected, why, source, fix)

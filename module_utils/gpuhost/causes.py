@@ -911,7 +911,7 @@ CAUSES: dict[str, Cause] = _registry(
     Cause("tune.improves", "A setting was measured to help on this host.", "Nothing to do.", FINDINGS),
     Cause(
         "tune.no_effect",
-        "A setting was measured to do neither good nor harm on this host.",
+        "No effect of a setting could be measured on this host; one that is smaller than the noise is not seen.",
         "Nothing to do; leaving it out is as good.",
         FINDINGS,
     ),

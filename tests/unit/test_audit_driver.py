@@ -89,7 +89,7 @@ def of_kernel(facts: audit_kernel.Facts) -> dict[str, tuple[str, str]]:
 def test_the_newest_kernel_runs() -> None:
     assert of_kernel(KERNEL) == {
         "kernel.old": ("good", "6.1.0-57-amd64, of 2 installed"),
-        "kernel.update_available": ("good", "apt has nothing newer (lists 1 days old)"),
+        "kernel.update_available": ("good", "apt has nothing newer"),
     }
 
 
@@ -110,7 +110,7 @@ def test_a_newer_kernel_that_was_removed_counts_for_nothing() -> None:
 
 def test_what_apt_has() -> None:
     found = of_kernel(replace(KERNEL, candidate="6.12.117+deb12-amd64", candidate_suite="bookworm-backports"))
-    expected = ("info", "apt has 6.12.117+deb12-amd64 from bookworm-backports (lists 1 days old)")
+    expected = ("info", "apt has 6.12.117+deb12-amd64 from bookworm-backports")
     assert found["kernel.update_available"] == expected
     assert of_kernel(replace(KERNEL, unknown="dpkg-query: not found"))["kernel.update_available"][0] == "unknown"
 

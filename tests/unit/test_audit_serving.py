@@ -178,7 +178,7 @@ def test_two_in_one_process_and_two_in_one_server_are_faults() -> None:
 
 
 def test_a_preloaded_nccl_is_said() -> None:
-    loaded = {"nccl_by_pid": {4211: ("/opt/nccl/libnccl.so.2.27.5",)}}
+    loaded: dict[str, Any] = {"nccl_by_pid": {4211: ("/opt/nccl/libnccl.so.2.27.5",)}}
     (item,) = of(replace(BASE, preload="/opt/nccl/libnccl.so.2.27.5", **loaded), "nccl")
     assert (item.severity, item.observed.endswith("by LD_PRELOAD")) == ("info", True)
     (item,) = of(replace(BASE, preload="/gone/libnccl.so.9", **loaded), "preload_lost")

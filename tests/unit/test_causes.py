@@ -17,7 +17,10 @@ FOLDERS = ("module_utils/gpuhost", "library", "action_plugins", "callback_plugin
 GROUPS = {code.partition(".")[0] for code in CAUSES}
 SHAPE = re.compile(rf"(?:{'|'.join(sorted(GROUPS))})\.[a-z][a-z0-9_]*")
 # Texts of a cause's shape that are something else: files, units, measurements; ids of findings and keys of liblxc.
-NO_CAUSES = {"device_access.gpu_count", "roll.json", "plan.json", "host.md", "host.html", "loader.conf", "lxc.service"}
+NO_CAUSES = {
+    *("device_access.gpu_count", "roll.json", "plan.json", "host.md", "host.html", "loader.conf"),
+    *("lxc.service", "lxc.hook", "lxc.environment", "lxc.mount"),
+}
 NO_CAUSE_FILES = {
     f"module_utils/gpuhost/lxc_{name}.py" for name in ("findings", "config", "lines", "plan", "attribution")
 }
