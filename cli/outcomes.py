@@ -104,7 +104,7 @@ def _state_without_failures(
 
 def _something_to_do(documents: Documents) -> bool:
     """Whether an audit has found, or tuning has left, what somebody has to do something about."""
-    urgent = {"gpuhost.audit": _AUDITED, "gpuhost.tune": _TUNED}
+    urgent = {"gpuhost.audit": _AUDITED, "gpuhost.tune": _TUNED, "gpuhost.effects": _TUNED}
     return any(
         isinstance(finding, Mapping) and finding.get("severity") in urgent.get(str(document.get("schema")), ())
         for document in documents.values()

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gpuhost import tune_effects_text
 from gpuhost_cli.run import InputError, Request
 
 TAGS = ("sysctl", "cpu", "gpu", "pcie")
@@ -13,10 +14,13 @@ HELP = "set kernel settings, CPU, GPU runtime and PCIe so that they hold over a 
 EPILOG = """\
 What is right already is left alone: a second run changes nothing. What was there
 before the first tune is on record on each host, and --revert restores it.
-No effect on speed is claimed: docs/tuning.md has the reason for each number.
+No effect on speed is claimed: docs/tuning.md has the reason for each number, and
+--measure and --verify say what they do on this host. Both want it idle.
 
   gpuhost tune -i inventory/mine --check           what would change
   gpuhost tune -i inventory/mine --tags cpu,pcie
+  gpuhost tune -i inventory/mine --measure         each setting alone, then tune without what harms
+  gpuhost tune -i inventory/mine --verify          before, apply, after
   gpuhost tune -i inventory/mine --revert          as it was before the first tune
 
 Exit status: 0 all is as wished, 1 something is left that tuning does not end, or with
@@ -36,7 +40,10 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     made.add_argument("-i", "--inventory", required=True, metavar="PATH", help="inventory file or folder")
     made.add_argument("-C", "--check", action="store_true", help="show what would change, with diffs; change nothing")
     made.add_argument("--tags", type=tags, metavar="LIST", help=f"only some of: {','.join(TAGS)}")
-    made.add_argument("--revert", action="store_true", help="put back what was there before the first tune")
+    which = made.add_mutually_exclusive_group()
+    which.add_argument("--revert", action="store_true", help="put back what was there before the first tune")
+    which.add_argument("--measure", action="store_true", help="measure each setting alone (a minute each), then tune")
+    which.add_argument("--verify", action="store_true", help="measure, tune, measure again")
     return made
 
 
@@ -53,6 +60,11 @@ def request_of(options: argparse.Namespace, extra: tuple[str, ...]) -> Request:
     """The playbook call. Raises InputError."""
     if options.revert and options.tags:
         raise InputError("--revert puts back everything; it does not go with --tags")
+    if options.measure and options.tags:
+        raise InputError("--measure measures every setting; -e tune_effects_knobs=['vm.*'] chooses among them")
+    chosen = [options.tags] if options.tags else []
+    if options.measure or options.verify:
+        chosen = [*(chosen or TAGS), "measure" if options.measure else "verify"]
     variables: dict[str, Any] = {"gpuhost_hosts": options.hosts} if options.hosts else {}
     return Request(
         "tune_revert" if options.revert else "tune",
@@ -60,7 +72,7 @@ def request_of(options: argparse.Namespace, extra: tuple[str, ...]) -> Request:
         options.limit,
         options.check,
         options.verbose,
-        (*extra, *(("--tags", options.tags) if options.tags else ())),
+        (*extra, *(("--tags", ",".join(chosen)) if chosen else ())),
         variables,
         options.runs,
     )
@@ -70,6 +82,10 @@ def summary(documents: Mapping[str, Mapping[str, Mapping[str, Any]]], check: boo
     """At the end of a run, for each host that was tuned: what was written, and what is left. Empty for other runs."""
     claimed = False
     for host, own in documents.items():
+        measured = [item for item in own.values() if item.get("schema") == "gpuhost.effects"]
+        for item in measured:
+            yield f"{host}: {'before, apply, after' if item.get('mode') == 'verify' else 'what each setting does'}"
+            yield from tune_effects_text.table(item).rstrip().splitlines()
         tuned = [item for item in own.values() if item.get("schema") == "gpuhost.tune"]
         if not tuned:
             continue
@@ -78,7 +94,7 @@ def summary(documents: Mapping[str, Mapping[str, Mapping[str, Any]]], check: boo
         left = [item for item in findings if item.get("severity") in LEFT]
         reboot = sum(item.get("severity") == "p1_reboot" for item in findings)
         reverted = all(item.get("concern") == "revert" for item in tuned)
-        claimed = claimed or (not reverted and not check)
+        claimed = claimed or not (reverted or check or measured)
         yield f"{host}: {', '.join(_counts(states, reverted, check))}{_rest(len(left), reboot, check)}"
         for item in [] if check else left:
             fix = f": {item.get('fix')}" if item.get("fix") else ""

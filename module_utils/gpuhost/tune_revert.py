@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
-from . import concerns, tune_step, tuning
+from . import concerns, tune_deadline, tune_step, tuning
 from .documents import make_head
 from .errors import stop
 from .host_io import Host
@@ -26,6 +26,9 @@ _KNOWN = concerns.ALL
 def revert(host: Host, name: str, run_id: str, check: bool) -> dict[str, Any]:
     """Put it back, under the host's lock; the module's answer. What the host refuses stays on record."""
     with nullcontext() if check else host.lock(LOCK_FILE, tune_step.LOCK_WAIT_S):
+        if not check:
+            tune_deadline.put_back(host)  # what a killed measurement has left, before its timer comes
+            tune_deadline.remove(host)
         due = _on_record(host)
         if not check:
             _stop_units(host, due)

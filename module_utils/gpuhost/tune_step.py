@@ -41,6 +41,8 @@ def tune(
 ) -> dict[str, Any]:
     """Do it, under the host's lock; the module's answer."""
     with nullcontext() if check else host.lock(LOCK_FILE, LOCK_WAIT_S):
+        if not check:
+            _end_measurement(host)
         before = look()
         results = tuning.apply(host, before.writes, check)
         after = before if check else look()
@@ -52,6 +54,14 @@ def tune(
         "diff": [_diff(item) for item in results if item.status == "written" and item.is_text],
         "gpuhost_documents": [{**head, "concern": concern.name, **tuning.document(results, found)}],
     }
+
+
+def _end_measurement(host: Host) -> None:
+    """Values that a measurement has left when it was killed go back now: its timer would undo this tune later."""
+    from . import tune_deadline  # noqa: PLC0415 - it knows all concerns, and these know this file
+
+    tune_deadline.put_back(host)
+    tune_deadline.remove(host)
 
 
 def findings(found: Sequence[Finding], results: Sequence[Written], concern: Concern) -> tuple[Finding, ...]:
