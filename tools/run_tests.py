@@ -65,7 +65,15 @@ STEPS = [
     Step("plays", pytest("tests/integration", "-q", "--timeout", "600"), 120, "play"),
     Step("lab", pytest("tests/lab", "-v", "-x", "--timeout", "2400", "--ignore", FULL), 1500, "lab"),
 ]
-FULL_STEPS = [Step("every trial", pytest(FULL, "-v", "--timeout", "4800"), 5400, "full")]
+FULL_STEPS = [
+    Step(
+        "10,000 device rule examples",
+        ["env", "GPUHOST_EXAMPLES=10000", *pytest("tests/unit/test_lxc_properties.py", "-q")],
+        300,
+        "full",
+    ),
+    Step("every trial", pytest(FULL, "-v", "--timeout", "4800"), 5400, "full"),
+]
 """What ``make test-full`` adds."""
 
 
