@@ -45,7 +45,7 @@ def test_a_power_cut_while_a_loop_rewrites(
     guest(machine, "sync")
     guest(machine, "systemd-run", "--quiet", "--collect", "/usr/bin/python3", "-c", LOOP, CONFIG)
     end = time.monotonic() + 120
-    while not guest(machine, "find", "/run/rewrites", "-size", "+0"):
+    while not guest(machine, "find", "/run", "-maxdepth", "1", "-name", "rewrites", "-size", "+0"):
         assert time.monotonic() < end, "the loop did not start"
     time.sleep(after_s)
     done = len(guest(machine, "cat", "/run/rewrites"))
