@@ -9,6 +9,7 @@ from typing import TextIO
 
 from gpuhost.documents import Finding
 from gpuhost_cli.audit_data import LISTS, SHORT, Audits, Change, HostAudit
+from gpuhost_cli.explain_text import printable
 
 WIDTH = 100
 GAP = "  "
@@ -47,7 +48,7 @@ def _summary(hosts: Sequence[HostAudit]) -> Iterator[str]:
     for item in hosts:
         name = _cut(item.host, name_width).ljust(name_width)
         if item.failure:
-            yield f"{name}{GAP}{_cut('not audited: ' + item.failure, WIDTH - name_width - len(GAP))}"
+            yield f"{name}{GAP}{_cut('not audited: ' + _shown(item.failure), WIDTH - name_width - len(GAP))}"
             continue
         numbers = GAP.join(
             (str(item.counts[key]) if item.counts[key] else "·").rjust(width)
@@ -59,7 +60,7 @@ def _summary(hosts: Sequence[HostAudit]) -> Iterator[str]:
 def _host(host: HostAudit, colour: bool) -> Iterator[str]:
     yield _paint(host.sentence, "1", colour)
     if host.failure:
-        yield from textwrap.wrap(host.failure, WIDTH - 2, initial_indent="  ", subsequent_indent="  ")
+        yield from textwrap.wrap(_shown(host.failure), WIDTH - 2, initial_indent="  ", subsequent_indent="  ")
         return
     root = "as root" if host.as_root else "without root: much of it is unknown"
     yield f"kernel {host.kernel}, read at {host.taken_at} in {host.seconds:.2f} s, {root}"
@@ -85,12 +86,12 @@ def _list(found: Sequence[Finding], *, with_expected: bool) -> Iterator[str]:
             cells = [item.id, item.observed, item.expected][: len(widths)]
             yield from _row(cells, widths)
         if fix:
-            yield from textwrap.wrap(fix, WIDTH, initial_indent="    -> ", subsequent_indent="       ")
+            yield from textwrap.wrap(_shown(fix), WIDTH, initial_indent="    -> ", subsequent_indent="       ")
 
 
 def _row(cells: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
     columns = [
-        textwrap.wrap(cell, max(1, width), break_on_hyphens=False) or [""]
+        textwrap.wrap(_shown(cell), max(1, width), break_on_hyphens=False) or [""]
         for cell, width in zip(cells, widths, strict=True)
     ]
     for number in range(max(map(len, columns))):
@@ -126,7 +127,12 @@ def _change(change: Change) -> Iterator[str]:
     yield f"  {item.id}"
     for word, part in (("then", change.before), ("now", change.after)):
         text = f"{part.observed} ({SHORT.get(part.severity, part.severity)})" if part else "no such finding"
-        yield from textwrap.wrap(text, WIDTH, initial_indent=f"    {word:<5}", subsequent_indent=" " * 9)
+        yield from textwrap.wrap(_shown(text), WIDTH, initial_indent=f"    {word:<5}", subsequent_indent=" " * 9)
+
+
+def _shown(text: str) -> str:
+    """What a process or a file of a container has in it does nothing to the terminal."""
+    return printable(" ".join(text.split()))
 
 
 def _cut(text: str, width: int) -> str:

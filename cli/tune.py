@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpuhost import tune_effects_text
+from gpuhost_cli.explain_text import printable
 from gpuhost_cli.run import InputError, Request
 
 TAGS = ("sysctl", "cpu", "gpu", "pcie")
@@ -98,7 +99,7 @@ def summary(documents: Mapping[str, Mapping[str, Mapping[str, Any]]], check: boo
         yield f"{host}: {', '.join(_counts(states, reverted, check))}{_rest(len(left), reboot, check)}"
         for item in [] if check else left:
             fix = f": {item.get('fix')}" if item.get("fix") else ""
-            yield f"          {item.get('id')}: {item.get('observed')}{fix}"
+            yield printable(f"          {item.get('id')}: {item.get('observed')}{fix}")
     if claimed:
         yield CLAIM
 

@@ -67,7 +67,8 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
         head = asdict(make_head("tune", params["host_name"], params["run_id"]))
         found = document((), gpu_runtime.wanted(facts[0], wish))
         raise Stop(refused[0], ({**head, "concern": gpu_runtime.CONCERN.name, **found},))
-    line = gpu_state_unit.program_line(host, gpu_runtime.unit_due(facts[0], wish), params["program"], check)
+    due = gpu_runtime.wanted(facts[0], wish).writes
+    line = gpu_state_unit.program_line(host, due, params["program"], check)
 
     def look() -> Wanted:
         facts.append(next(first, None) or gpu_runtime.read(host))

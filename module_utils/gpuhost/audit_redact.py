@@ -31,7 +31,8 @@ _MAIL = re.compile(
 _HOME = re.compile(r"(?<=/home/)[^/\s:;,'\"]+")
 _SERIAL = re.compile(r"(?im)^(\W*(?:serial(?: number)?|asset tag|board id|gpu pdi)\W*[:=]\s*)(?!N/A)\S.*$")
 _SECRET = re.compile(
-    r"(?i)(\b[\w.-]*(?:token|passw(?:or)?d|passphrase|secret|api[-_]?key)s?[\"']?\s*[=:]\s*[\"']?)(?!\s)[^\s\"']+"
+    r"(?i)(\b[\w.-]*(?:token|passw(?:or)?d|passphrase|secret|credential|api[-_]?key|[-_](?:key|pass|pwd))s?(?:[-_]\w+)?"
+    r"[\"']?\s*[=:]\s*[\"']?)(?!\s)[^\s\"']+"
 )
 _KEPT_NETWORKS = tuple(
     map(ipaddress.ip_network, ("127.0.0.0/8", "192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "2001:db8::/32"))

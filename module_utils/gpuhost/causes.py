@@ -905,7 +905,8 @@ CAUSES: dict[str, Cause] = _registry(
     Cause(
         "tune.not_restored",
         "A value that was turned for a measurement can't be put back.",
-        "Set it by hand to what is expected; /run/gpuhost/measuring.json has it, and a timer tries again.",
+        "Set it by hand to what is expected; /run/gpuhost/measuring.json has it, and a timer tries again. Where the "
+        "device itself is gone: reboot, or remove that file.",
         NEEDS_PERSON,
     ),
     Cause("tune.improves", "A setting was measured to help on this host.", "Nothing to do.", FINDINGS),

@@ -15,6 +15,7 @@ from .driver_facts import OPEN_LICENSE, loaded_license, read_gpus
 from .gpu_query import Report
 from .gpu_state import Declared, Seen
 from .host_io import Host
+from .pcie_tree import DEVICES
 from .tune_step import Concern
 from .tuning import Wanted
 from .workloads import BOOT_ID
@@ -42,7 +43,9 @@ class Facts:
     """Everything that is looked at."""
 
     on_the_bus: tuple[str, ...] = ()
-    """NVIDIA's GPUs by PCI address, whether or not a driver has them."""
+    """NVIDIA's GPUs by PCI address, whether or not a driver has them; without those of virtual machines."""
+    given_away: int = 0
+    """GPUs of virtual machines, where there are no others."""
     driver: bool = False
     report: Report = field(default_factory=Report)
     seen: Seen = field(default_factory=Seen)
@@ -80,9 +83,10 @@ def wishes(params: Mapping[str, Any]) -> Wishes:
 
 def read(host: Host, cu_init: int | None = None) -> Facts:
     """The facts; without a GPU next to nothing is looked at. ``cu_init``: what cuInit gave, where a caller asked it."""
-    bus = tuple(item["address"] for item in read_gpus(host))
+    found = [item["address"] for item in read_gpus(host)]
+    bus = tuple(address for address in found if not _is_given_away(host, address))
     if not bus:
-        return Facts()
+        return Facts(given_away=len(found))
     driver = host.exists("/sys/module/nvidia")
     report = gpu_query.ask(host) if driver else Report()
     boot_id = host.read_line(BOOT_ID)
@@ -104,6 +108,11 @@ def read(host: Host, cu_init: int | None = None) -> Facts:
     )
 
 
+def _is_given_away(host: Host, address: str) -> bool:
+    """Whether vfio-pci has it: it belongs to a virtual machine, and no driver of the host is to answer for it."""
+    return (host.resolved(f"{DEVICES}/{address}/driver") or "").rpartition("/")[2] == "vfio-pci"
+
+
 def refusals(facts: Facts, wish: Wishes) -> list[Blocker]:
     """Declared values that a card can't have: with one of them nothing is set."""
     return gpu_state.refusals(facts.report.gpus, wish.declared, facts.seen)
@@ -119,7 +128,8 @@ def unit_due(facts: Facts, wish: Wishes) -> bool:
 def wanted(facts: Facts, wish: Wishes) -> Wanted:
     """Findings and writes. What was refused for its value gives a finding and no write."""
     if not facts.on_the_bus:
-        return Wanted((_plain("gpu.not_answering", "info", "not applicable: no NVIDIA GPU", ""),))
+        more = f" that the host itself uses ({facts.given_away} bound to vfio-pci)" if facts.given_away else ""
+        return Wanted((_plain("gpu.not_answering", "info", f"not applicable: no NVIDIA GPU{more}", ""),))
     if not facts.driver:
         fix = "Load the driver: modprobe nvidia; dmesg | grep NVRM"
         text = f"the nvidia module is not loaded; on the bus: {', '.join(facts.on_the_bus)}"

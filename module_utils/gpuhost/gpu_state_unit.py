@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from .gpu_state import Declared
 from .host_io import Host
 from .persistenced import CONTAINER_UNITS
 from .return_service import PROGRAM
+from .return_service import UNIT as RETURN_UNIT
 from .tuning import FILE, Write
 
 UNIT = "gpuhost-gpu-state.service"
@@ -26,12 +28,13 @@ SETTINGS = "/var/lib/gpuhost/gpu_declared.json"
 """What the unit sets: its text never changes with it."""
 COMMAND = "gpu-state"
 CODE = "gpu.boot_unit"
-# Before gpuhost-devices.service: a MIG instance brings device nodes of its own.
+# Before gpuhost-devices.service: a MIG instance brings device nodes of its own. Before gpuhost-return.service: that has
+# the host's lock for as long as it takes to start and measure everything, and this unit would fail waiting for it.
 TEXT = f"""# Managed by gpuhost: the role gpu_runtime.
 [Unit]
 Description=gpuhost: persistence mode, power limits, clocks and MIG layout before containers start
 After=systemd-modules-load.service systemd-udev-settle.service nvidia-persistenced.service
-Before=gpuhost-devices.service {" ".join(CONTAINER_UNITS)}
+Before=gpuhost-devices.service {RETURN_UNIT} {" ".join(CONTAINER_UNITS)}
 ConditionPathExists={PROGRAM}
 ConditionPathExists={SETTINGS}
 
@@ -111,10 +114,11 @@ def wanted(facts: Facts, declared: Declared, persistence: bool, due: bool) -> tu
     return [Finding(CODE, "gpu_state", severity, observed, expected, why, fix, UNIT_FILE)], writes  # type: ignore[arg-type]
 
 
-def program_line(host: Host, due: bool, program_base64: str, check: bool) -> str:
-    """Bring the program that the unit runs up to date; in words what changed, or nothing."""
+def program_line(host: Host, wanted: Sequence[Write], program_base64: str, check: bool) -> str:
+    """Bring the program that the unit runs up to date, where the unit is wanted; in words what changed, or nothing."""
     program = base64.b64decode(program_base64)
-    if not due or not program or host.read_bytes(PROGRAM) == program:
+    is_wanted = any(item.object == UNIT_FILE and item.value is not None for item in wanted)
+    if not is_wanted or not program or host.read_bytes(PROGRAM) == program:
         return ""
     if not check:
         host.write_atomic(PROGRAM, program, 0o755)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping
+from dataclasses import replace
 
 from . import sysctl_findings
+from .documents import Finding
 from .host_io import Host
 from .sysctl_facts import PROC, Facts, Wishes, read, wishes
 from .sysctl_files import RIVALS, Setting, after_boot, dotted, parse
@@ -33,11 +35,26 @@ RIVAL = "sysctl_rival"
 def wanted(facts: Facts, wish: Wishes) -> Wanted:
     """Findings as the host is now, and the writes that end them. The file comes first: a boot then finds it."""
     others = {path: text for path, text in facts.files.items() if path not in DROP_INS}
+    wish = replace(wish, keys={key: item.raised(facts.live.get(key)) for key, item in wish.keys.items()})
+    wish, given_way = _without_rivals(facts, wish, others)
     ours = _kept(facts, wish, after_boot(others, wish.touched, facts.arguments))
     path, planned = _drop_in(facts, wish, others, ours)
-    findings = sysctl_findings.findings(facts, wish, ours, planned)
+    findings = (*sysctl_findings.findings(facts, wish, ours, planned), *given_way)
     files = [Write(FILE, item, planned[item] if item == path and ours else None) for item in DROP_INS]
     return Wanted(findings, (*files, *_live_writes(facts, wish)))
+
+
+def _without_rivals(facts: Facts, wish: Wishes, others: Mapping[str, str]) -> tuple[Wishes, tuple[Finding, ...]]:
+    """A default ratio does not take the place of bytes that somebody has set: in a file, or in force by hand."""
+    boot = after_boot(others, wish.touched, facts.arguments)
+    taken = {
+        key: RIVALS[key]
+        for key in wish.yielding
+        if key not in boot and (RIVALS[key] in boot or (facts.live.get(RIVALS[key]) or "0") != "0")
+    }
+    keys = {key: item for key, item in wish.keys.items() if key not in taken}
+    found = [sysctl_findings.given_way(facts, key, rival, boot.get(rival)) for key, rival in sorted(taken.items())]
+    return replace(wish, keys=keys), tuple(found)
 
 
 def _kept(facts: Facts, wish: Wishes, foreign: Mapping[str, Setting]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from . import cmdline, other_tuners
@@ -34,6 +34,14 @@ class Wish:
             return int(words[-1]) >= int(wanted[-1])
         return words == wanted
 
+    def raised(self, seen: str | None) -> Wish:
+        """For several numbers: the larger of each, so that what somebody has raised is not lowered with the rest."""
+        there, wanted = (seen or "").split(), self.value.split()
+        numbers = all(word.isdecimal() for word in (*there, *wanted))
+        if not self.at_least or len(wanted) < 2 or len(there) != len(wanted) or not numbers:
+            return self
+        return replace(self, value=" ".join(max(pair, key=int) for pair in zip(there, wanted, strict=True)))
+
     @property
     def expected(self) -> str:
         """For people."""
@@ -46,6 +54,8 @@ class Wishes:
 
     keys: Mapping[str, Wish] = field(default_factory=dict)
     target: str = ""
+    yielding: frozenset[str] = frozenset()
+    """Defaults that give way where somebody has set their rival: setting them would clear it."""
 
     @property
     def touched(self) -> set[str]:
@@ -79,7 +89,8 @@ def wishes(given: Mapping[str, Any], target: str = "") -> Wishes:
             raise stop("input.invalid", "sysctl_tuning_keys", both, "one of them: the kernel clears the other")
     base = {item.key: Wish(item.value, item.at_least) for item in DEFAULTS if own.get(RIVALS.get(item.key, "")) is None}
     merged: dict[str, Wish | None] = {**base, **own}
-    return Wishes({key: item for key, item in sorted(merged.items()) if item is not None}, target)
+    yielding = frozenset(key for key in base if key in RIVALS and key not in own)
+    return Wishes({key: item for key, item in sorted(merged.items()) if item is not None}, target, yielding)
 
 
 def _key(name: Any) -> str:

@@ -119,6 +119,15 @@ def _overridden(key: str, item: Wish, winner: Setting | None, planned: Mapping[s
     return _finding("sysctl.overridden", "p0_runtime", observed, f"{dotted(key)} = {item.value}", why, place, fix)
 
 
+def given_way(facts: Facts, key: str, rival: str, setting: Setting | None) -> Finding:
+    """A default of ours that is left out, since the kernel would clear what somebody has set in its place."""
+    where = f"{setting.place} sets {_shown(setting)}" if setting else "no file sets it"
+    observed = f"{dotted(rival)} reads {facts.live.get(rival) or 'nothing'}, {where}: {dotted(key)} is left alone"
+    why = "Of the two only one is in force. Who has set bytes has meant it; our ratio would be far more."
+    fix = f"To have the ratio all the same: {dotted(key)} in sysctl_tuning_keys"
+    return _finding("sysctl.value", "info", observed, "", why, PROC + rival, fix)
+
+
 def _by_hand(wish: Wishes, planned: Mapping[str, str], boot: Mapping[str, Setting]) -> Iterator[Finding]:
     """``sysctl --system`` reads /etc/sysctl.conf last, also where no boot does."""
     after = outcome(system_writes(planned, wish.touched))

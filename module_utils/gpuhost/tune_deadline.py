@@ -150,7 +150,9 @@ def _load(host: Host) -> list[Value] | None:
 def remove(host: Host) -> None:
     """Take timer and service away. The record is not touched: it goes when all is back."""
     if host.exists(TIMER_FILE):
-        _systemctl(host, "stop", f"{UNIT}.timer")
+        # The service too: one that waits for its next try would fail without its file, and a failed unit of ours keeps
+        # the next kernel upgrade from its trial.
+        _systemctl(host, "stop", f"{UNIT}.timer", f"{UNIT}.service")
     there = [host.remove(path) for path in (TIMER_FILE, SERVICE_FILE) if host.exists(path)]
     if any(there):
         _systemctl(host, "daemon-reload")

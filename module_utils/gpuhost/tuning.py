@@ -185,11 +185,25 @@ def apply(host: Host, writes: Sequence[Write], check: bool) -> list[Written]:
 def revert(host: Host, check: bool) -> list[Written]:
     """Put everything back as it was before the first tune. What the host refuses stays on record."""
     record = load(host)
-    results = [_carry_out(host, write, _seen(host, write), check) for write in record.writes()]
+    results = [_put_back(host, write, check) for write in record.writes()]
     if not check:
         record.forget([item.write for item in results if item.status != "refused"])
         save(host, record)
     return results
+
+
+def _put_back(host: Host, write: Write, check: bool) -> Written:
+    """One object; one that can't be read keeps none of the others back.
+
+    A live value whose file is gone (another kernel, another driver) is gone with it: nothing is left to put back.
+    """
+    if write.kind == LIVE and not host.exists(write.object):
+        return Written(write, None, "same")
+    try:
+        before = _seen(host, write)
+    except Stop as error:
+        return Written(write, None, "refused", error.blocker.observed)
+    return _carry_out(host, write, before, check)
 
 
 def _seen(host: Host, write: Write) -> str | None:

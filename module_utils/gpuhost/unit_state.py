@@ -85,16 +85,19 @@ def module_state(host: Host, name: str) -> str:
 
 
 def _write_module(host: Host, name: str, value: str | None) -> None:
-    """Now first: one that the kernel refuses would be refused at every boot, and systemd would be degraded by it."""
+    """Now first: one that the kernel refuses would be refused at every boot, and systemd would be degraded by it.
+
+    The other way round the file goes first: a module that is in use stays loaded, but no boot loads it again.
+    """
     wanted, loaded = value or ABSENT, host.exists(f"/sys/module/{name}")
+    path = module_drop_in(name)
+    if not wanted.endswith(AT_BOOT):
+        host.remove(path)
     if wanted.startswith(NOW) and not loaded:
         _run(host, "modprobe", name, about=f"module {name}")
     elif loaded and not wanted.startswith(NOW):
         _run(host, "modprobe", "-r", name, about=f"module {name}")
-    path = module_drop_in(name)
-    if not wanted.endswith(AT_BOOT):
-        host.remove(path)
-    elif not module_state(host, name).endswith(AT_BOOT):
+    if wanted.endswith(AT_BOOT) and not module_state(host, name).endswith(AT_BOOT):
         host.write_atomic(path, f"# Managed by gpuhost.\n{name}\n".encode())
 
 

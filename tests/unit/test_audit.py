@@ -291,8 +291,11 @@ def test_a_unit_of_others_that_was_changed_is_not_stopped(tuned: FakeHost) -> No
     assert tuned.ran("systemctl") == [["systemctl", "daemon-reload"]]
 
 
-def test_what_is_refused_is_said_and_stays_on_record(tuned: FakeHost) -> None:
-    tuned.path(SWAPPINESS).unlink()
+def test_what_is_refused_is_said_and_stays_on_record(tuned: FakeHost, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str, value: str) -> None:
+        raise stop("host.module_failed", path, f"{value.strip()!r} can't be written: Permission denied")
+
+    monkeypatch.setattr(tuned, "write_live", refuse)
     answer = step(tuned, "gpuhost_tune_revert")
     refused = [line for line in answer["lines"] if line.startswith("not put back: ")]
     assert len(refused) == 1

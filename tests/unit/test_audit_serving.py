@@ -279,6 +279,10 @@ def test_any_command_line_can_be_compared(argv: list[str], more: list[str]) -> N
     [
         ("--api-key sk-12345678 --port 1", "--api-key *** --port 1"),
         ("--api-key=abc", "--api-key=***"),
+        ("--api-key abc def --port 1", "--api-key *** *** --port 1"),
+        ("--hf-token abc model", "--hf-token *** model"),
+        ('--extra {"password":"abc","size":1}', '--extra {"password":"***","size":1}'),
+        ("https://example.com/?api_key=abc&n=1", "https://example.com/?api_key=***&n=1"),
         ("--admin-api-key abc", "--admin-api-key ***"),
         ("--hf-token abc HF_TOKEN=abc", "--hf-token *** HF_TOKEN=***"),
         ("--ssl-keyfile-password abc", "--ssl-keyfile-password ***"),
@@ -291,6 +295,13 @@ def test_any_command_line_can_be_compared(argv: list[str], more: list[str]) -> N
 )  # fmt: skip
 def test_secrets_are_hidden_and_nothing_else(words: str, shown: str) -> None:
     assert audit_secrets.hidden(words.split()) == tuple(shown.split())
+
+
+def test_a_header_hides_its_value() -> None:
+    assert audit_secrets.hidden(("--header", "Authorization: Bearer abcdef123")) == (
+        "--header",
+        "Authorization: Bearer ***",
+    )
 
 
 # --- from /proc

@@ -583,3 +583,42 @@ def test_whatever_the_files_are_ours_wins_or_it_is_said(tree: dict[tuple[str, st
     assert len(overridden) == len(lost)
     again = sysctl.wanted(Facts(facts.live, after), wish)
     assert again.writes == found.writes
+
+
+# --- bytes that somebody has set, and our ratio
+
+
+@pytest.mark.parametrize("conf", ["vm.dirty_bytes = 268435456\n", ""])
+def test_a_default_ratio_does_not_clear_somebodys_bytes(host: FakeHost, conf: str) -> None:
+    live(host, vm__dirty_ratio="0", vm__dirty_bytes="268435456")
+    host.put("/etc/sysctl.d/50-nas.conf", conf)
+    answer = step(host, "gpuhost_sysctl")
+    assert host.read_line("/proc/sys/vm/dirty_bytes") == "268435456"
+    assert "dirty_ratio" not in (host.read(OURS) or "")
+    (found,) = [item for item in answer["gpuhost_documents"][0]["findings"] if "is left alone" in item["observed"]]
+    assert found["severity"] == "info"
+    assert not step(host, "gpuhost_sysctl")["changed"]
+
+
+def test_a_ratio_that_is_asked_for_clears_them(host: FakeHost) -> None:
+    live(host, vm__dirty_ratio="0", vm__dirty_bytes="268435456")
+    answer = step(host, "gpuhost_sysctl", keys={"vm.dirty_ratio": 10})
+    assert any("dirty_bytes 268435456 -> dirty_ratio 10" in line for line in answer["lines"])
+
+
+@pytest.mark.parametrize(
+    ("live", "raised"),
+    [
+        ("8192\t262144\t8388608", "8192 262144 16777216"),
+        ("4096\t131072\t6291456", "4096 131072 16777216"),
+        ("4096 131072", "4096 131072 16777216"),
+        (None, "4096 131072 16777216"),
+    ],
+)
+def test_what_somebody_has_raised_is_not_lowered_with_the_rest(live: str | None, raised: str) -> None:
+    assert Wish("4096 131072 16777216", at_least=True).raised(live).value == raised
+
+
+def test_one_number_and_a_plain_wish_stay() -> None:
+    assert Wish("16", at_least=True).raised("99").value == "16"
+    assert Wish("1 2 3").raised("9 9 9").value == "1 2 3"

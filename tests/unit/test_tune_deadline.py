@@ -99,7 +99,7 @@ def test_nothing_stays_behind(host: FakeHost) -> None:
     tune_deadline.put_back(host)
     tune_deadline.remove(host)
     assert {key for key in host.snapshot() if "systemd" not in key and key != "run"} == before
-    assert host.ran("systemctl", "stop", f"{tune_deadline.UNIT}.timer")
+    assert host.ran("systemctl", "stop", f"{tune_deadline.UNIT}.timer", f"{tune_deadline.UNIT}.service")
     calls = len(host.calls)
     tune_deadline.remove(host)
     assert len(host.calls) == calls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from fake_host import FakeHost
 
 from gpuhost import tuning
 from gpuhost.errors import Stop, stop
+from gpuhost.host_io import Host
 from gpuhost.tuning import FILE, LIVE, Write
 
 SWAPPINESS, DROP_IN = "/proc/sys/vm/swappiness", "/etc/sysctl.d/zzz-gpuhost.conf"
@@ -111,3 +113,27 @@ def test_a_broken_record_is_a_stop_and_never_empty(host: FakeHost, text: str) ->
         tuning.apply(host, WRITES, False)
     assert caught.value.blocker.object == tuning.RECORD
     assert host.read(SWAPPINESS) == "60\n"
+
+
+def test_one_that_can_not_be_read_keeps_none_of_the_others_back(
+    host: FakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuning.apply(host, WRITES, False)
+    kind = tuning.KINDS[FILE]
+
+    def refuse(_: Host, path: str) -> str:
+        raise stop("host.module_failed", path, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setitem(tuning.KINDS, FILE, replace(kind, read=refuse))
+        results = tuning.revert(host, False)
+    assert [(item.status, item.reason) for item in results] == [("written", ""), ("refused", "Input/output error")]
+    assert host.read(SWAPPINESS) == "60\n"
+    assert [item.object for item in tuning.load(host).writes()] == [DROP_IN]
+
+
+def test_a_live_value_that_this_kernel_does_not_have_is_gone_already(host: FakeHost) -> None:
+    tuning.apply(host, WRITES, False)
+    host.remove(SWAPPINESS)
+    assert [item.status for item in tuning.revert(host, False)] == ["same", "written"]
+    assert not host.exists(tuning.RECORD)

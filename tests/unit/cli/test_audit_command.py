@@ -380,3 +380,12 @@ def state(document: dict[str, Any]) -> tuple[str, int]:
 def test_the_exit_status_is_1_where_there_is_something_to_do(severity: str, status: int) -> None:
     document = documents.audit("h", documents.finding("x.y", "pcie", severity, "z"))
     assert state(document) == ("findings" if status else "ok", status)
+
+
+def test_a_command_line_does_nothing_to_the_terminal() -> None:
+    text = "vLLM, pid 7: vllm serve \x1b]0;name\x07\x1b[2J\x9b31m"
+    bad = Finding("serving.servers", "serving", "info", text, "", "", "\x1b[2J", "/proc/7/cmdline")
+    for host in (HostAudit("gpu1", findings=(bad,)), HostAudit("gpu1", failure=text)):
+        shown = audit_text.render(Audits("r", "t", (host,)), False)
+        assert all(character.isprintable() or character == "\n" for character in shown)
+        assert "\\x1b[2J" in shown
