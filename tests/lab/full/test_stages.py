@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.lab.full.scenarios import SYSTEMD_BOOT
 from tests.lab.lab import (
     CONTAINER,
     INVENTORY,
@@ -28,11 +30,8 @@ ON_HOST = ("-i", str(INVENTORY), "--limit", HOST)
 class TestStages:
     """In order: every test goes on where the one before it ended."""
 
-    def test_prepare_needs_no_downtime_and_no_consent(self, runs: Path) -> None:
-        for name in ("roll2", "roll3"):
-            if f"machine {name}: on" in lab("status"):
-                lab("stop", "--name", name)
-        lab("up", "--name", HOST, "--from", "after-apt")
+    def test_prepare_needs_no_downtime_and_no_consent(self, runs: Path, both_kernels: Callable[[str], str]) -> None:
+        lab("up", "--name", HOST, "--from", both_kernels(SYSTEMD_BOOT))
         before = boot_id(HOST)
         run = gpuhost(runs, "prepare", *ON_HOST, "--target", TARGET, "-e", "host_reboot_allowed=false")
         assert run.exit_status == 0, run.output[-3000:]
