@@ -34,7 +34,7 @@ demo: install system ## roll a real kernel upgrade over one lab machine and leav
 test: install-test system ## every test that needs no GPU
 	$(BIN)/python tools/run_tests.py
 
-test-full: install-test system ## the long scenarios too: every trial of docs/test-matrix.md, about three hours
+test-full: install-test system ## the long tests too: every trial of docs/test-matrix.md, measuring, 10,000 examples; about three hours
 	$(BIN)/python tools/run_tests.py --full
 
 lint: install-test ## linters and types only

@@ -72,6 +72,7 @@ FULL_STEPS = [
         300,
         "full",
     ),
+    Step("measuring", pytest("tests/full", "-q", "--timeout", "600"), 120, "full"),
     Step("every trial", pytest(FULL, "-v", "--timeout", "4800"), 5400, "full"),
 ]
 """What ``make test-full`` adds."""

@@ -128,6 +128,6 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
 
 
 def test_the_service_runs_the_hosts_own_archive() -> None:
-    """That this really works is seen in tests/integration/test_tune_measure_native.py."""
+    """That this really works is seen in tests/full/test_tune_measure_native.py."""
     assert "Environment=PYTHONPATH=/var/lib/gpuhost/gpuhost.pyz\n" in tune_deadline.SERVICE
     assert "ExecStart=/usr/bin/python3 -m gpuhost.tune_deadline\n" in tune_deadline.SERVICE

@@ -154,7 +154,10 @@ def test_settings_that_do_nothing_have_no_measurable_effect(box: Box) -> None:
     assert box.settings() == SETTINGS
     asked = (box.folder / "run/asked").read_text()
     assert asked.count("restart gpuhost-tune-deadline.timer") == 3  # when it is laid down, and before each setting
-    assert asked.splitlines()[-2:] == ["stop gpuhost-tune-deadline.timer", "daemon-reload"]
+    assert asked.splitlines()[-2:] == [
+        "stop gpuhost-tune-deadline.timer gpuhost-tune-deadline.service",
+        "daemon-reload",
+    ]
     assert not (box.folder / "run/gpuhost").exists()
     assert list((box.folder / "run/systemd/system").iterdir()) == []
     assert json.loads((box.folder / "lib/gpuhost/effects.json").read_text())["knobs"] == document["knobs"]
