@@ -21,6 +21,7 @@ PROGRAMS = {
     "unshare": "util-linux",
     "cc": "gcc",
     "strace": "strace",
+    "ip": "iproute2",
     "lxc-start": "lxc",
 }
 HEADERS = {"/usr/include/stdio.h": "libc6-dev"}

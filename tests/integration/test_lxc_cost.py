@@ -139,7 +139,8 @@ def machine(tmp_path: Path, numbers: dict[str, tuple[int, int]]) -> Iterator[Mac
 def serve_ssh(machine: Machine) -> None:
     """Start the machine's ssh server; it ends with the machine."""
     sshd = shutil.which("sshd", path=PATH)
-    assert sshd, "sshd is missing: apt-get install openssh-server"
+    if sshd is None:  # not installed by make: its package starts a server
+        pytest.skip("no sshd on this machine: apt-get install openssh-server")
     folder = machine.folder
     for name in ("key", "host_key"):
         argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)]
