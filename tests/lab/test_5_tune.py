@@ -112,10 +112,9 @@ class TestTune:
     live_before: dict[str, str] = {}  # noqa: RUF012 - set once, by the first test
 
     def test_a_hostile_file_is_found_before_anything_is_set(self, runs: Path) -> None:
-        if f"machine {HOST}: on" not in lab("status"):
-            if f"machine {HOST}:" in lab("status"):
-                lab("down", "--name", HOST)
-            create(HOST)
+        if f"machine {HOST}:" in lab("status"):
+            lab("down", "--name", HOST)  # the tests before have made a GPU of it read-only
+        create(HOST)
         put("/etc/ssh/sshd_config.d/00-lab-log.conf", "LogLevel VERBOSE\n")
         guest(HOST, "systemctl", "reload", "ssh.service")
         put(SYSCTL_CONF, "vm.dirty_ratio = 40\n")
