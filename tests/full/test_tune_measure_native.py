@@ -166,7 +166,9 @@ def test_settings_that_do_nothing_have_no_measurable_effect(box: Box) -> None:
 def test_before_apply_after(box: Box) -> None:
     apply = {
         "name": "Stand for the tuning roles",
-        "ansible.builtin.shell": "echo 10 >/proc/sys/vm/swappiness",
+        "ansible.builtin.command": {
+            "argv": [sys.executable, "-c", "open('/proc/sys/vm/swappiness', 'w').write('10\\n')"]
+        },
     }
     role = {"name": "tune_effects"}
     before, after = ({"ansible.builtin.import_role": {**role, "tasks_from": name}} for name in ("before", "after"))
