@@ -116,7 +116,8 @@ class TestTune:
             lab("down", "--name", HOST)  # the tests before have made a GPU of it read-only
         create(HOST)
         put("/etc/ssh/sshd_config.d/00-lab-log.conf", "LogLevel VERBOSE\n")
-        guest(HOST, "systemctl", "reload", "ssh.service")
+        # not reload: that returns while sshd has no socket, and the next connection is refused
+        guest(HOST, "systemctl", "restart", "ssh.service")
         put(SYSCTL_CONF, "vm.dirty_ratio = 40\n")
         TestTune.etc_before, TestTune.live_before = tuple(etc()), live()
         run, found = audit(runs, "--output", str(runs.parent / "before.json"))
