@@ -41,13 +41,14 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="gpu_checks", description="Measure what the GPUs do where the workload runs; judging is done elsewhere."
     )
-    made.add_argument("checks", nargs="+", metavar="check", help="checks to run in this order, or: list")
+    made.add_argument("checks", nargs="+", metavar="check", help="checks to run in this order; or: all, list")
     made.add_argument("--json", action="store_true", help="write the document as JSON")
     made.add_argument("--expect-gpus", type=count, metavar="N", help="how many GPUs the workload should see")
     made.add_argument(
         "--timeout", type=seconds_above_zero, default=DEFAULT_TIMEOUT_SECONDS, metavar="S",
         help="hard limit for each check, in seconds (default: %(default)g)",
     )  # fmt: skip
+    made.add_argument("--quick", action="store_true", help="only what shows within seconds that something is broken")
     made.add_argument("--run-id", default="", metavar="ID", help="the run this belongs to, written into the document")
     made.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     return made
@@ -83,7 +84,7 @@ def _end(number: int, _frame: object) -> NoReturn:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    options = Options(expect_gpus=arguments.expect_gpus)
+    options = Options(expect_gpus=arguments.expect_gpus, quick=arguments.quick)
     measurements: list[Measurement] = []
     for name in dict.fromkeys(arguments.checks):
         measurements += run_check(REGISTRY[name], options, arguments.timeout)
@@ -98,9 +99,11 @@ def main(argv: list[str] | None = None) -> int:
         arguments = made.parse_args(argv)
         if arguments.checks == ["list"] and not arguments.json:
             return _write(list_text())
+        if arguments.checks == ["all"]:
+            arguments.checks = list(REGISTRY)
         unknown = [name for name in arguments.checks if name not in REGISTRY]
         if unknown:
-            made.error(f"unknown check {', '.join(unknown)}: choose from {', '.join(REGISTRY)}; or list, alone")
+            made.error(f"unknown check {', '.join(unknown)}: choose from {', '.join(REGISTRY)}; or all or list, alone")
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, _end)
         return _run(arguments)

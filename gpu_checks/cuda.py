@@ -10,7 +10,7 @@ import dataclasses
 import os
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Callable
 
 from gpu_checks import cuda_work, host_view, libcuda, nvml
 from gpu_checks.cuda_api import Api, CudaError, loaded_path
@@ -65,14 +65,14 @@ def _names(folder: str) -> list[str]:
         return []
 
 
-def start(state: State) -> None:
+def start(state: State, load: Callable[[], Api] = Api) -> None:
     """Load libcuda, call cuInit, count."""
     # Our kernel would be left behind in the user's ~/.nv otherwise.
     os.environ["CUDA_CACHE_DISABLE"] = "1"
     state.report.doing("load libcuda.so.1")
     begin = time.monotonic()
     try:
-        state.api = Api()
+        state.api = load()
     except OSError as error:
         state.facts = dataclasses.replace(state.facts, load_error=str(error))
         return
@@ -171,6 +171,20 @@ def _gpu(ordinal: int, why: Reason | None, full: bool, detail: dict[str, Any], s
     )
 
 
+def evidence(state: State) -> dict[str, Any]:
+    """What was gathered once CUDA refused, for the record."""
+    facts = state.facts
+    return {
+        "module_version": facts.module_version,
+        "open_module": facts.open_module,
+        "uvm_disable_hmm": facts.uvm_disable_hmm,
+        "nvswitch": facts.nvswitch,
+        "fabric_manager": facts.fabric_manager,
+        "nvml_init": facts.nvml,
+        "kernel_log": list(facts.kernel_log),
+    }
+
+
 def overall(state: State, why: Reason | None, gpus: list[Measurement], begin: float) -> Measurement:
     """The verdict-like sum: GPUs that computed right, and the first rung that blocks."""
     facts, seconds = state.facts, time.monotonic() - begin
@@ -197,15 +211,7 @@ def overall(state: State, why: Reason | None, gpus: list[Measurement], begin: fl
         },
     }
     if why is not None:
-        detail["found"] = {
-            "module_version": facts.module_version,
-            "open_module": facts.open_module,
-            "uvm_disable_hmm": facts.uvm_disable_hmm,
-            "nvswitch": facts.nvswitch,
-            "fabric_manager": facts.fabric_manager,
-            "nvml_init": facts.nvml,
-            "kernel_log": list(facts.kernel_log),
-        }
+        detail["found"] = evidence(state)
     if message is not None:
         detail["message"] = message
     value = sum(1 for each in gpus if each.status == MEASURED)
@@ -213,17 +219,25 @@ def overall(state: State, why: Reason | None, gpus: list[Measurement], begin: fl
     return Measurement(NAME, value, "gpus", method, status, cause, round(seconds, 6), detail=detail)
 
 
-def check(options: Options, report: Report, roots: Roots = HERE) -> None:
-    """Climb CUDA's own rungs; measure every GPU, then the whole."""
-    begin = time.monotonic()
+def climb(
+    options: Options, report: Report, roots: Roots = HERE, load: Callable[[], Api] = Api
+) -> tuple[State, Reason | None]:
+    """CUDA's own rungs up to a count of GPUs; the reason where one of them does not hold."""
     state = look_at_nodes(options, report, roots)
     why = blocked(state.facts)
     if why is None:
-        start(state)
+        start(state, load)
         why = diagnose(state.facts)
         if why is not None:
             gather(state)
             # What was gathered explains it better; where it explains nothing, the first word stands.
             why = diagnose(state.facts) or why
+    return state, why
+
+
+def check(options: Options, report: Report, roots: Roots = HERE) -> None:
+    """Climb CUDA's own rungs; measure every GPU, then the whole."""
+    begin = time.monotonic()
+    state, why = climb(options, report, roots)
     gpus = compute(state)
     report.add(overall(state, why, gpus, begin))

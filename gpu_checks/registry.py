@@ -10,9 +10,13 @@ from gpu_checks.measurement import Measurement
 
 @dataclass(frozen=True)
 class Options:
-    """What the caller knows about the host. ``expect_gpus``: how many GPUs the workload should see, None if unsaid."""
+    """What the caller knows and wants. ``expect_gpus``: how many GPUs the workload should see, None if unsaid.
+
+    ``quick``: only what shows within seconds that a GPU, a link or a collective is broken; no full set of figures.
+    """
 
     expect_gpus: int | None = None
+    quick: bool = False
 
 
 class Report(Protocol):
