@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,6 +39,15 @@ NODES = {"nvidiactl": (1, 3, "666"), "nvidia0": (1, 3, "666"), "nvidia1": (1, 3,
 DEVICES = ("1 nvidia", "1 nvidiactl", "1 nvidia-uvm")
 
 
+def open_the_way(folder: Path) -> None:
+    """Let another user reach a folder of pytest's, which makes its own for one user alone."""
+    top = Path(tempfile.gettempdir())
+    for each in (folder, *folder.parents):
+        if each == top:
+            return
+        each.chmod(0o755)
+
+
 def compile_library(output: Path, source: Path, name: str) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     command = ["cc", *FLAGS, f"-Wl,-soname,{name}", "-o", str(output), str(source)]
@@ -54,10 +64,10 @@ class Stage:
     sysfs: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def make(cls, folder: Path) -> Stage:
+    def make(cls, folder: Path, libcuda: Path = USERSPACE / "libcuda.c") -> Stage:
         for name in ("lib", "cuda/compat"):
             real = folder / name / f"libcuda.so.{VERSION}"
-            compile_library(real, USERSPACE / "libcuda.c", "libcuda.so.1")
+            compile_library(real, libcuda, "libcuda.so.1")
             (folder / name / "libcuda.so.1").symlink_to(real.name)
         compile_library(folder / "lib/libnvidia-ml.so.1", USERSPACE / "libnvidia-ml.c", "libnvidia-ml.so.1")
         compile_library(folder / "driver.so", HERE / "stub_driver.c", "driver.so")

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cuda_stage import DEVICES, NODES, SYSTEM_PYTHON, VERSION, Stage, needs_stage
+from cuda_stage import DEVICES, NODES, SYSTEM_PYTHON, VERSION, Stage, needs_stage, open_the_way
 
 pytestmark = needs_stage
 NVSWITCH = {"sys/bus/pci/devices/0000:07:00.0/vendor": "0x10de", "sys/bus/pci/devices/0000:07:00.0/class": "0x068000"}
@@ -21,8 +21,7 @@ HMM = "sys/module/nvidia_uvm/parameters/uvm_disable_hmm"
 def stage(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stage")
     # Another user must reach the archive and the libraries.
-    for parent in (folder, *folder.parents[:2]):
-        parent.chmod(0o755)
+    open_the_way(folder)
     return Stage.make(folder)
 
 

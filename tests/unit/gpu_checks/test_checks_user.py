@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cuda_stage import DEVICES, NODES, SYSTEM_PYTHON, Stage, needs_stage
+from cuda_stage import DEVICES, NODES, SYSTEM_PYTHON, Stage, needs_stage, open_the_way
 
 from gpuhost import check_runner
 
@@ -31,8 +31,7 @@ GROUPED = {name: (major, minor, "660") for name, (major, minor, _) in NODES.item
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stage")
-    for parent in (folder, *folder.parents[:2]):
-        parent.chmod(0o755)
+    open_the_way(folder)
     made = Stage.make(folder)
     # What stands for the workload's interpreter: it brings the stub libraries along.
     python = folder / "python"
@@ -92,8 +91,7 @@ def test_an_unknown_user_is_an_error_of_its_own(stage, user):
 def test_the_file_is_the_users_to_read_and_gone_afterwards(stage, tmp_path):
     place = tmp_path / "tmp"
     place.mkdir()
-    for folder in (place, tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
+    open_the_way(place)
     look = tmp_path / "look"
     look.write_text('#!/bin/sh\nstat -c "%a %u" "$1"; id -u; id -G; echo "$HOME $USER $LOGNAME"; pwd; cat "$1"\n')
     look.chmod(0o755)
