@@ -23,6 +23,7 @@ install-test: $(VENV)/.installed-test
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[test]'
+	$(BIN)/python tools/install_torch.py
 	touch $@
 
 system: ## the Debian packages that the lab needs; says which command needs root

@@ -56,10 +56,7 @@ def parser() -> argparse.ArgumentParser:
 
 def list_text() -> str:
     """The registry for a person."""
-    rows = [
-        f"{check.name:<16} {'' if check.run else '(not in this version) '}{check.summary}"
-        for check in REGISTRY.values()
-    ]
+    rows = [f"{check.name:<16} {check.summary}" for check in REGISTRY.values()]
     return "\n".join(rows) + "\n"
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import stat
+from dataclasses import dataclass
 
 NVIDIA_VENDOR = "0x10de"
 BRIDGE_OTHER = "0x068000"
@@ -56,31 +57,57 @@ def runs_fabric_manager(proc: str) -> bool | None:
     return False if "kthreadd" in names else None
 
 
+@dataclass(frozen=True)
+class Record:
+    """A message of the kernel: its number since boot, its time in seconds after boot, its text."""
+
+    number: int
+    seconds: float
+    text: str
+
+
 def parse_kmsg(record: bytes) -> str:
     """The text of a record of /dev/kmsg: ``6,1234,5678,-;NVRM: ...`` and continuation lines."""
     return record.partition(b";")[2].split(b"\n", 1)[0].decode("utf-8", "replace")
 
 
-def kernel_log(dev: str, last: int = 5) -> tuple[str, ...]:
-    """The last lines of NVIDIA's driver in the kernel's log; empty where it may not be read."""
+def parse_record(record: bytes) -> Record | None:
+    """A record of /dev/kmsg with its number and its time (microseconds there); None for what is none.
+
+    >>> parse_record(b"6,1234,5678000,-;NVRM: loading")
+    Record(number=1234, seconds=5.678, text='NVRM: loading')
+    """
+    numbers = record.partition(b";")[0].split(b",")
+    if len(numbers) < 3 or not (numbers[1].isdigit() and numbers[2].isdigit()):
+        return None
+    return Record(int(numbers[1]), int(numbers[2]) / 1e6, parse_kmsg(record))
+
+
+def kernel_records(dev: str) -> list[Record]:
+    """The kernel's log, as much of it as there still is; empty where it may not be read."""
     path = os.path.join(dev, "kmsg")
-    found: list[str] = []
+    found: list[Record] = []
     try:
         seen = os.stat(path)
         # A container may have a console in its place, and reading that would take somebody's input.
         if not stat.S_ISCHR(seen.st_mode) or (os.major(seen.st_rdev), os.minor(seen.st_rdev)) != KMSG:
-            return ()
+            return []
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return ()
+        return []
     try:
         for _ in range(KMSG_RECORDS):
             with contextlib.suppress(BrokenPipeError):  # records that were overwritten while we read
-                line = parse_kmsg(os.read(file, 8192))
-                if re.search(r"NVRM|nvidia|Xid", line):
-                    found.append(line)
+                record = parse_record(os.read(file, 8192))
+                found += [record] if record is not None else []
     except OSError:
         pass  # EAGAIN: that was the last one
     finally:
         os.close(file)
-    return tuple(found[-last:])
+    return found
+
+
+def kernel_log(dev: str, last: int = 5) -> tuple[str, ...]:
+    """The last lines of NVIDIA's driver in the kernel's log; empty where it may not be read."""
+    texts = [record.text for record in kernel_records(dev) if re.search(r"NVRM|nvidia|Xid", record.text)]
+    return tuple(texts[-last:])

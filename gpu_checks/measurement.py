@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Union
@@ -120,11 +121,29 @@ def render_json(content: Document) -> str:
 
 
 def render_text(content: Document) -> str:
-    """The document for a person: one line for each measurement."""
+    """The document for a person: one line for each measurement, its table below it where it has one, and the sum."""
     lines = []
     for each in content.measurements:
         value = "-" if each.value is None else f"{each.value:g} {each.unit}"
         reason = each.detail.get("message") or each.sentence
         cause = "" if each.cause is None else f"  {each.cause}: {reason}"
         lines.append(f"{each.name:<32} {each.status:<12} {value}{cause}")
-    return "\n".join(lines) + "\n"
+        lines += [f"    {line}" for line in str(each.detail.get("table") or "").splitlines()]
+    return "\n".join([*lines, _sum_up(content.measurements)]) + "\n"
+
+
+NAMED = 5
+"""Errors that the sum names; all of them are in the lines above it."""
+
+
+def _sum_up(measurements: Sequence[Measurement]) -> str:
+    """How many came out how, and what failed: ``total: 2 measured, 1 error (p2p.hang: p2p.ce.0-1)``."""
+    states = [each.status for each in measurements]
+    parts = [f"{states.count(MEASURED)} measured"]
+    if NOT_MEASURED in states:
+        parts.append(f"{states.count(NOT_MEASURED)} not measured")
+    failed = [f"{each.cause}: {each.name}" for each in measurements if each.status == ERROR]
+    if failed:
+        named = failed[:NAMED] + ([f"and {len(failed) - NAMED} more"] if len(failed) > NAMED else [])
+        parts.append(f"{len(failed)} {'error' if len(failed) == 1 else 'errors'} ({', '.join(named)})")
+    return f"total: {', '.join(parts)}"

@@ -34,12 +34,12 @@ class Report(Protocol):
 
 @dataclass(frozen=True)
 class Check:
-    """A check that users can name. ``run`` is None where this version knows the check but doesn't carry it."""
+    """A check that users can name."""
 
     name: str
     summary: str
     unit: str
-    run: Callable[[Options, Report], None] | None = None
+    run: Callable[[Options, Report], None]
 
 
 def _device_access(options: Options, report: Report) -> None:
@@ -54,10 +54,50 @@ def _cuda(options: Options, report: Report) -> None:
     check(options, report)
 
 
+def _p2p(options: Options, report: Report) -> None:
+    from gpu_checks.p2p import check  # noqa: PLC0415 - see above
+
+    check(options, report)
+
+
+def _health(options: Options, report: Report) -> None:
+    from gpu_checks.health import check  # noqa: PLC0415 - see above
+
+    check(options, report)
+
+
+def _torch(options: Options, report: Report) -> None:
+    from gpu_checks.torch_check import check  # noqa: PLC0415 - see above
+
+    check(options, report)
+
+
+def _memory(options: Options, report: Report) -> None:
+    from gpu_checks.memory import check  # noqa: PLC0415 - see above
+
+    check(options, report)
+
+
+def _gemm(options: Options, report: Report) -> None:
+    from gpu_checks.gemm import check  # noqa: PLC0415 - see above
+
+    check(options, report)
+
+
+def _allreduce(options: Options, report: Report) -> None:
+    from gpu_checks.allreduce import check  # noqa: PLC0415 - see above
+
+    check(options, report)
+
+
 _ALL = (
     Check("device_access", "open and query the device nodes as CUDA does", "gpus", _device_access),
     Check("cuda", "start CUDA and compute on every GPU", "gpus", _cuda),
-    Check("p2p", "move data between every pair of GPUs, and compare it", "gb_s"),
-    Check("allreduce", "latency of a collective over all GPUs", "us"),
+    Check("health", "ask the driver, the kernel and the bus for faults of the GPUs", "gpus", _health),
+    Check("p2p", "move data between every pair of GPUs, and compare it", "pairs", _p2p),
+    Check("allreduce", "latency of a collective over all GPUs", "us", _allreduce),
+    Check("torch", "compute on every GPU through torch", "gpus", _torch),
+    Check("memory", "copy, read and write each GPU's own memory", "gpus", _memory),
+    Check("gemm", "multiply matrices through torch in each number format", "gpus", _gemm),
 )
 REGISTRY: dict[str, Check] = {check.name: check for check in _ALL}

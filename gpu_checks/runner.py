@@ -7,7 +7,7 @@ import signal
 from typing import Any
 
 from gpu_checks.child import Outcome, PipeReport, run_in_child
-from gpu_checks.measurement import ERROR, NOT_MEASURED, Measurement
+from gpu_checks.measurement import ERROR, Measurement
 from gpu_checks.registry import Check, Options
 
 
@@ -24,15 +24,6 @@ def ending(wait_status: int | None) -> str:
 
 def _failure(check: Check, cause: str, seconds: float, detail: dict[str, Any]) -> Measurement:
     return Measurement(check.name, None, check.unit, check.summary, ERROR, cause, round(seconds, 6), detail=detail)
-
-
-def not_shipped(check: Check) -> Measurement:
-    """The honest answer of a check that is known but not in this version."""
-    message = f"the check {check.name} is known, but this version does not carry it yet: nothing was measured"
-    cause = "check.not_in_this_version"
-    return Measurement(
-        check.name, None, check.unit, check.summary, NOT_MEASURED, cause, 0.0, detail={"message": message}
-    )
 
 
 def conclude(check: Check, outcome: Outcome, timeout_seconds: float) -> list[Measurement]:
@@ -63,12 +54,9 @@ def conclude(check: Check, outcome: Outcome, timeout_seconds: float) -> list[Mea
 
 def run_check(check: Check, options: Options, timeout_seconds: float) -> list[Measurement]:
     """Run one check in a child that can be killed. Never raises for what the check does."""
-    run = check.run
-    if run is None:
-        return [not_shipped(check)]
 
     def inside(report: PipeReport) -> None:
-        run(options, report)
+        check.run(options, report)
 
     try:
         outcome = run_in_child(inside, timeout_seconds)

@@ -11,12 +11,18 @@ description:
   - Ships one file and runs it in every running container with a GPU, or on the host where there is none. It measures;
     M(gpuhost_gate) judges.
   - Inside a roll it first starts the containers with GPUs that ran before, because only these can be measured.
+  - Reads the host's baselines too, which M(gpuhost_gate) compares with. A file that can't be read stops it at once.
 options:
   host_name: {description: Name of the host in the inventory., type: str, required: true}
   run_id: {description: Name of the run., type: str, required: true}
   plan: {description: Not used here; every step takes it., type: dict}
   archive: {description: 'The zipapp, base64; filled in by the action plugin.', type: str, required: true}
   checks: {description: Names of the checks., type: list, elements: str, required: true}
+  required:
+    description: Checks that have to pass; they are run too.
+    type: list
+    elements: str
+    default: []
   targets: {description: 'Containers to measure in, or V(host).', type: list, elements: str, default: []}
   python: {description: Interpreter of the workload., type: str, default: /usr/bin/python3}
   user:
@@ -24,19 +30,24 @@ options:
     type: str
     default: ''
   timeout_s: {description: Limit for one check., type: int, default: 120}
+  quick: {description: Only what shows within seconds that something is broken., type: bool, default: false}
 author: gpuhost
 attributes:
-  check_mode: {support: full, description: Runs nothing; RV(targets) is empty.}
+  check_mode: {support: full, description: Says what would run and where; RV(targets) is empty.}
   diff_mode: {support: none, description: Changes nothing.}
 """
 
 RETURN = r"""
 targets: {description: Measurements and stale device rules by target., returned: success, type: dict}
+kernel: {description: The release that runs., returned: success, type: str}
+driver: {description: 'The driver that is loaded; empty: none.', returned: success, type: str}
+baselines: {description: 'The file of baselines, as it is; empty: there is none.', returned: success, type: dict}
 """
 
 from typing import Any
 
-from ansible.module_utils.gpuhost import check_runner, deadman, devices, steps, workloads
+from ansible.module_utils.gpuhost import baselines, check_runner, deadman, devices, steps, workloads
+from ansible.module_utils.gpuhost.blockers import KNOWN_CHECKS
 from ansible.module_utils.gpuhost.host_io import Host
 from ansible.module_utils.gpuhost.module import run_module
 from ansible.module_utils.gpuhost.rollfile import LOCK_FILE, LOCK_WAIT_S, Roll, load
@@ -51,30 +62,45 @@ def start_what_is_measured(host: Host, roll: Roll, wanted_targets: list[str]) ->
     return lines + workloads.wait_until_ready(host, started)
 
 
+def checks_of(params: dict[str, Any]) -> list[str]:
+    """What to run: what is asked for, and what has to pass. The judge names what nobody knows."""
+    return [name for name in dict.fromkeys([*params["checks"], *params["required"]]) if name in KNOWN_CHECKS]
+
+
+def order_of(params: dict[str, Any], archive: bytes) -> check_runner.Order:
+    """The order for the runner."""
+    names = ("python", "timeout_s", "user", "quick")
+    return check_runner.Order(archive, checks_of(params), *(params[name] for name in names))
+
+
 def measure(host: Host, params: dict[str, Any], gpus_before: tuple[str, ...]) -> dict[str, Any]:
     """Measurements and stale rules by target."""
-    archive = check_runner.place(host, params["archive"])
-    order = check_runner.Order(archive, params["checks"], params["python"], params["timeout_s"], params["user"])
+    order = order_of(params, check_runner.place(host, params["archive"]))
     return check_runner.measure_all(host, order, params["targets"], gpus_before)
 
 
 def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Measure, inside a roll or outside."""
     roll = load(host)
-    release = host.read_line("/proc/sys/kernel/osrelease")
+    known = {
+        "kernel": host.read_line("/proc/sys/kernel/osrelease"),
+        "driver": check_runner.driver_version(host),
+        "baselines": baselines.read(host) or {},
+    }
     if check:
-        return {"changed": False, "targets": {}, "kernel": release, "checks": params["checks"]}
+        lines = check_runner.intended(host, order_of(params, b""), params["targets"])
+        return {"changed": False, "targets": {}, "lines": lines, **known}
 
     def gate(now: Roll) -> steps.Done:
         # A gate may take longer than the dead-man's deadline, and has a limit of its own.
         places = 1 + len(params["targets"] or workloads.survey(host))
-        checks = len(params["checks"]) + bool(params["user"])  # cuda may run once more, as root
+        checks = len(checks_of(params)) + bool(params["user"])  # cuda may run once more, as root
         deadman.renew(host, places * (checks * params["timeout_s"] + 180))
         devices.record_if_right(host)  # for the next boot, planned or not
         lines = start_what_is_measured(host, now, params["targets"])
         answers = measure(host, params, now.gpu_nodes_before)
         found = check_runner.document(params["host_name"], params["run_id"], answers)
-        return steps.Done(now, tuple(lines), documents=(found,), answer={"targets": answers, "kernel": release})
+        return steps.Done(now, tuple(lines), documents=(found,), answer={"targets": answers, **known})
 
     if roll is not None and roll.is_open:
         return steps.run_step(host, params, check, "gate", "measure", gate)
@@ -82,7 +108,7 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
         devices.record_if_right(host)
     answers = measure(host, params, ())
     found = check_runner.document(params["host_name"], params["run_id"], answers)
-    return {"changed": False, "targets": answers, "kernel": release, "gpuhost_documents": [found]}
+    return {"changed": False, "targets": answers, "gpuhost_documents": [found], **known}
 
 
 def main() -> None:
@@ -91,10 +117,12 @@ def main() -> None:
         **steps.ARGUMENTS,
         "archive": {"type": "str", "required": True},
         "checks": {"type": "list", "elements": "str", "required": True},
+        "required": {"type": "list", "elements": "str", "default": []},
         "targets": {"type": "list", "elements": "str", "default": []},
         "python": {"type": "str", "default": "/usr/bin/python3"},
         "user": {"type": "str", "default": ""},
         "timeout_s": {"type": "int", "default": 120},
+        "quick": {"type": "bool", "default": False},
     }
     run_module(arguments, work)
 

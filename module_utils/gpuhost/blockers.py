@@ -10,9 +10,9 @@ from .documents import Blocker, Target
 from .driver_support import flavour_of, flavour_problem, too_old
 from .errors import blocker
 
-KNOWN_CHECKS = ("device_access", "cuda", "p2p", "allreduce")
-CARRIED_CHECKS = ("device_access", "cuda")
-"""Checks that this version can really run; the others are shown as not measured."""
+KNOWN_CHECKS = ("device_access", "cuda", "torch", "p2p", "allreduce", "memory", "gemm", "health")
+SEVERAL_GPUS = ("p2p", "allreduce")
+"""Checks that one GPU alone can't pass."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,8 @@ def standing_blockers(facts: dict[str, Any], wishes: Wishes, controller_boot_id:
         for name in wishes.gate_required
         if name not in KNOWN_CHECKS
     ]
-    found += [
-        blocker("check.not_in_this_version", "gpu_gate_required", name, f"one of {', '.join(CARRIED_CHECKS)}")
-        for name in wishes.gate_required
-        if name in KNOWN_CHECKS and name not in CARRIED_CHECKS
-    ]
     if wishes.needs_reboot:
-        found += _gate_target_blockers(facts, wishes)
+        found += _gate_target_blockers(facts, wishes) + _single_gpu_blockers(facts, wishes)
     found += [Blocker(**item) for item in facts["boot"]["problems"]]
     return found
 
@@ -69,6 +64,23 @@ def _gate_target_blockers(facts: dict[str, Any], wishes: Wishes) -> list[Blocker
         return []
     return [
         blocker("gate.no_target", ", ".join(item["name"] for item in with_gpu), "has GPUs but does not run", "running")
+    ]
+
+
+def _single_gpu_blockers(facts: dict[str, Any], wishes: Wishes) -> list[Blocker]:
+    """A check between GPUs where there is one alone can't pass, and the host would go back for it."""
+    wanted = [name for name in wishes.gate_required if name in SEVERAL_GPUS]
+    if not wanted:
+        return []
+    with_gpu = {item["name"]: len(item.get("gpu_nodes") or ()) for item in facts["containers"] if item["gpu"]}
+    places = wishes.gate_targets or tuple(with_gpu) or ("host",)
+    total = len(facts["gpus"])
+    # A container's template may name more nodes than there are GPUs; one that names none gets them in another way.
+    seen = {place: min(total, with_gpu.get(place) or total) for place in places}
+    return [
+        blocker("gate.one_gpu", f"gpu_gate_required: {', '.join(wanted)}", f"{place} has 1 GPU", "at least 2")
+        for place, count in seen.items()
+        if count == 1
     ]
 
 

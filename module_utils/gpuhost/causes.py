@@ -870,6 +870,214 @@ CAUSES: dict[str, Cause] = _registry(
         "On the host: dmesg | grep -iE 'uvm|Xid' | tail -n 20",
         BACK_ON_OLD,
     ),
+    # --- the checks memory, gemm and torch
+    Cause(
+        "memory.no_room",
+        "Too little of a GPU's memory is free to measure it.",
+        "See who uses it: nvidia-smi; measure before the workload starts (the gate does), or stop it.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "memory.wrong_data",
+        "A GPU's memory does not hold what was copied or written to it: keep work off it.",
+        "On the host: nvidia-smi -q -d ECC,ROW_REMAPPER; dmesg | grep Xid; then test the GPU with: dcgmi diag -r 3",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "memory.failed",
+        "A call of CUDA failed while a GPU's memory was measured.",
+        "On the host: dmesg | grep -E 'NVRM|Xid' | tail -n 20; then run the check cuda, which says more.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "gemm.no_room",
+        "Too little of a GPU's memory is free for the matrices.",
+        "See who uses it: nvidia-smi; measure before the workload starts (the gate does), or stop it.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "gemm.unsupported",
+        "The GPU, or the torch at hand, can't multiply in this number format.",
+        "Don't require this figure for this class of hosts (gpu_gate_required), or use a newer torch.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "gemm.wrong_result",
+        "A GPU multiplies matrices wrong: keep work off it.",
+        "On the host: nvidia-smi -q -d ECC,ROW_REMAPPER; dmesg | grep Xid; then test the GPU with: dcgmi diag -r 3",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "gemm.failed",
+        "A matrix multiplication fails on a GPU.",
+        "Read the message; on the host: dmesg | grep -E 'NVRM|Xid' | tail -n 20; then run the checks cuda and torch.",
+        BACK_ON_OLD,
+    ),
+    # --- the check allreduce, and NCCL
+    Cause(
+        "allreduce.one_gpu",
+        "There is only one GPU, so there is nothing to reduce over.",
+        "Don't require allreduce for this class of hosts (gpu_gate_required); or see why a GPU is missing: check cuda.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "allreduce.hang",
+        "An all-reduce, or what prepares it, does not end.",
+        "Run the check p2p; then this one with NCCL_P2P_DISABLE=1: where that ends, IOMMU or ACS blocks GPU to GPU.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "allreduce.rank_died",
+        "The process of a rank died in the middle of an all-reduce.",
+        "Read its last line in the message; on the host: dmesg | grep -E 'NVRM|Xid|oom' | tail -n 20",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "allreduce.wrong_data",
+        "An all-reduce gives wrong sums: keep work off these GPUs.",
+        "Run the checks p2p and cuda, which tell which pair or GPU; IOMMU and ACS corrupt GPU-to-GPU traffic first.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "allreduce.out_of_time",
+        "The sizes before took so long that this one was not tried.",
+        "Look at the smaller sizes and at detail.transports: NET or SHM where P2P should be is what makes it slow.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "allreduce.graph_unsupported",
+        "The library of collectives can't be recorded into a CUDA graph.",
+        "Measure with NCCL: unset GPU_CHECKS_BACKEND.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "allreduce.gloo_failed",
+        "gloo, the library of collectives for CPUs, failed.",
+        "Read the message; then measure with NCCL: unset GPU_CHECKS_BACKEND.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "nccl.missing",
+        "There is no libnccl that can be loaded where the check runs.",
+        "Set gpu_gate_python to the Python of the workload's venv; its torch brings NCCL, or nvidia-nccl-cu13 does.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "nccl.failed",
+        "NCCL refuses, or gives up on, an all-reduce.",
+        "Read the message, which ends with NCCL's own words; run again with NCCL_DEBUG=INFO; run the check p2p.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "nccl.driver_too_old",
+        "NCCL finds no driver, or is built for a newer CUDA than the driver offers.",
+        "Install the NCCL for the CUDA version that nvidia-smi shows (nvidia-nccl-cu12, -cu13), or a newer driver.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "nccl.shm_full",
+        "NCCL gets too little shared memory: /dev/shm is too small, or full.",
+        "Where the workload runs: df -h /dev/shm; give the container more (lxc.mount.entry, docker --shm-size).",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "nccl.no_interface",
+        "NCCL finds no network interface by which its ranks can find each other.",
+        "Where the workload runs: ip link; set NCCL_SOCKET_IFNAME to one of these (lo is enough on one host).",
+        BACK_ON_OLD,
+    ),
+    # --- torch
+    Cause(
+        "torch.missing",
+        "The interpreter that runs the check has no torch.",
+        "Set gpu_gate_python to the Python of the workload's venv.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "torch.broken",
+        "torch is installed and can't be imported.",
+        "Where the workload runs, with its own Python: python3 -c 'import torch'; then repair that venv.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "torch.no_cuda",
+        "The torch at hand is built without CUDA.",
+        "Set gpu_gate_python to the Python of the workload's venv, or install a torch with CUDA there.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "torch.driver_too_old",
+        "The torch at hand is built for a newer CUDA than the driver offers.",
+        "Install a torch for the CUDA version that nvidia-smi shows, or a newer driver on the host.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "torch.arch_missing",
+        "The torch at hand has no code for a GPU.",
+        "Install a torch whose torch.cuda.get_arch_list() has the GPU's architecture, in the workload's venv.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "torch.gpu_count",
+        "torch sees another number of GPUs than CUDA does.",
+        "Where the workload runs: python3 -c 'import torch; print(torch.cuda.device_count())'; compare nvidia-smi -L",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "torch.wrong_result",
+        "torch gets a wrong result from a GPU: keep work off it.",
+        "On the host: nvidia-smi -q -d ECC,ROW_REMAPPER; dmesg | grep Xid; then test the GPU with: dcgmi diag -r 3",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "torch.failed",
+        "torch can't use a GPU on which CUDA itself works.",
+        "Read the message; where the workload runs, with its own Python: python3 -m torch.utils.collect_env",
+        BACK_ON_OLD,
+    ),
+    # --- data between GPUs
+    Cause(
+        "p2p.one_gpu",
+        "Only one GPU is visible: there is no pair between which data could move.",
+        "Take p2p off gpu_gate_checks for hosts with one GPU; else look for what hides the others (nvidia-smi -L).",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "p2p.wrong_data",
+        "Data that was moved between two GPUs is not what was sent.",
+        "Let nothing use P2P here. Suspects: IOMMU translation (iommu=pt), NVLink errors (nvidia-smi nvlink -e).",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "p2p.hang",
+        "Moving data between two GPUs does not end.",
+        "Suspects: ACS (lspci -vvv | grep ACSCtl) and IOMMU (iommu=pt); dmesg | grep -iE 'xid|iommu|dmar'",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "p2p.failed",
+        "CUDA ends a transfer between two GPUs with an error, or the process that does it dies.",
+        "dmesg | grep -iE 'xid|nvlink|sxid'; nvidia-smi topo -p2p r",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "p2p.no_peer_access",
+        "Two GPUs can't reach each other's memory: what they exchange goes through the host.",
+        "nvidia-smi topo -p2p r and topo -m say why; on NVSwitch hosts: systemctl status nvidia-fabricmanager",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "p2p.disabled_by_environment",
+        "The workload's environment forbids NCCL to move data directly between GPUs.",
+        "Take NCCL_P2P_DISABLE and NCCL_P2P_LEVEL out of the workload's environment, unless they are meant.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "p2p.not_reached",
+        "A transfer between GPUs was not tried, because of what went wrong before it.",
+        "Look at the pair that failed first, then measure again.",
+        BACK_ON_OLD,
+    ),
     # --- the audit itself
     Cause(
         "audit.not_read",
@@ -1240,12 +1448,65 @@ CAUSES: dict[str, Cause] = _registry(
         BACK_ON_OLD,
     ),
     Cause(
-        "check.not_in_this_version",
-        "The check is known, but this version does not carry it yet.",
-        "Leave it out of gpu_gate_required.",
+        "gate.one_gpu",
+        "A check of data between GPUs is required where there is one GPU alone: it can never pass.",
+        "Leave it out of this host's gpu_gate_required, or name with gpu_gate_targets what has several GPUs.",
         USAGE,
     ),
-    # --- GPUs at run time
+    Cause(
+        "gate.limit_missed",
+        "A value is beyond the limit that it has to keep.",
+        "Look at the table in verdict.json: now, baseline, limit. docs/gate.md says how to accept a new value.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "gate.part_missing",
+        "A part of a check has a baseline, and was not measured now.",
+        "See what the check says of it; where it is gone for good: gpuhost gate -e gpu_gate_baseline=replace",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "gate.expectation_unmatched",
+        "gpu_gate_expect names a measurement that nobody has made.",
+        "Correct the name: measurements.json of the run has all of them.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "gate.baseline_unreadable",
+        "The host's file of baselines can't be read, or a newer gpuhost wrote it.",
+        "Use the gpuhost that wrote it; or move /var/lib/gpuhost/baselines.json away, then record again on a host that "
+        "is known to be good: gpuhost gate -e gpu_gate_first_run=record",
+    ),
+    Cause(
+        "p2p.slow",
+        "Data moves between two GPUs more slowly than it has to.",
+        "nvidia-smi topo -m; nvidia-smi nvlink -s; link width and speed: nvidia-smi -q -d PCIE. Then gpuhost audit.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "p2p.collapse",
+        "Each pair of GPUs is fast alone, and several transfers at once break down.",
+        "lspci -vv of the bridges above the GPUs (ACSCtl, MaxReadReq, width); nvidia-smi topo -m. Then gpuhost audit.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "memory.slow",
+        "A GPU's memory is slower than it has to be.",
+        "nvidia-smi -q -d CLOCK,PERFORMANCE,TEMPERATURE: clocks held down? Is somebody else using the GPU?",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "gemm.slow",
+        "A GPU multiplies matrices more slowly than it has to.",
+        "nvidia-smi -q -d CLOCK,PERFORMANCE,POWER: power limit, clocks held down? Another torch in the workload?",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "allreduce.slow",
+        "A collective over all GPUs takes longer than it has to.",
+        "Look at the check p2p first; then NCCL's version and NCCL_ variables of the workload, and the CPU's governor.",
+        BACK_ON_OLD,
+    ),
     Cause(
         "gpu.persistence_daemon",
         "nvidia-persistenced is not there, not enabled, or not ordered before containers.",
@@ -1403,10 +1664,247 @@ CAUSES: dict[str, Cause] = _registry(
         FINDINGS,
     ),
     Cause(
+        "nvml.missing",
+        "NVML (libnvidia-ml.so.1) can't be loaded where the check runs.",
+        "Give the container the host driver's libnvidia-ml.so.1 (NVIDIA_DRIVER_CAPABILITIES with utility).",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "nvml.failed",
+        "NVML does not start.",
+        "Run nvidia-smi there: it says the same in more words; dmesg | grep NVRM",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "gpu.in_use",
+        "Another process uses a GPU, so what is measured on it now is not what it can do.",
+        "Stop what is named, or measure again when it is idle.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "health.gpu_missing",
+        "A GPU that should be here is lost, or NVML does not show it.",
+        "dmesg | grep -E 'NVRM|Xid'; then a reset (nvidia-smi -r), a reboot, or a power cycle",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "health.recovery_action",
+        "The driver says that a GPU needs something to work again.",
+        "Do what it says: nvidia-smi --query-gpu=index,gpu_recovery_action --format=csv",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "health.row_remap",
+        "Rows or pages of a GPU's memory wait to be replaced, or can't be any more.",
+        "Reset the GPU or reboot; where remapping failed, replace it (nvidia-smi -q -d ROW_REMAPPER,PAGE_RETIREMENT).",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "health.ecc",
+        "A GPU has counted uncorrectable memory errors.",
+        "Stop what uses it and reset it (nvidia-smi -i GPU -r); where they come back: dcgmi diag -r 3, replace.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "health.xid",
+        "The driver has reported a fault of a GPU since boot.",
+        "Look its number up in docs.nvidia.com/deploy/xid-errors; mostly a reset or a reboot, then dcgmi diag -r 3.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "health.throttle",
+        "A GPU is slowed down by heat, or by its power supply.",
+        "Check fans, air flow and power supplies: nvidia-smi -q -d PERFORMANCE,TEMPERATURE",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "health.link_width",
+        "A PCIe link of a GPU runs with fewer lanes than both its ends have.",
+        "Check seating, riser and bifurcation in the firmware; lspci -vv -s ADDRESS shows LnkCap and LnkSta.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "health.link_speed",
+        "A PCIe link of a GPU runs slower under load than both its ends can.",
+        "Check riser, seating and the slot's speed in the firmware; lspci -vv -s ADDRESS shows LnkCap and LnkSta.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "health.link_unknown",
+        "What a GPU's PCIe link could do is not to be seen here, or no data could be sent over it.",
+        "Run the check on the host; in a virtual machine nothing tells what the slot can do.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "health.nvlink_down",
+        "An NVLink of a GPU is down.",
+        "nvidia-smi nvlink -s; check the bridge or the fabric manager; then a reset (nvidia-smi -r) or a reboot",
+        BACK_ON_OLD,
+    ),
+    Cause(
         "check.no_such_user",
         "The workload's user is not known where the checks run.",
         "Set gpu_gate_user to a name or uid of that system's /etc/passwd (getent passwd there shows them).",
         BACK_ON_OLD,
+    ),
+    # --- known faults of decode steps (gpuhost trace)
+    Cause(
+        "trace.cast",
+        "Tensors are cast or copied in each step. The known fault is an FP8 KV cache whose whole pool is cast to BF16 "
+        "for an attention that can't read FP8: its cost follows the size of the pool, not the context.",
+        "Take a second trace with half the pool (SGLang --mem-fraction-static, vLLM --gpu-memory-utilization): if the "
+        "cast takes half the time it is the pool. Then use an attention backend that reads FP8, or a BF16 KV cache.",
+        FINDINGS,
+    ),
+    Cause(
+        "trace.dispatch_bound",
+        "The GPU waits between kernels for the next launch: the CPU launches them one by one, without a CUDA graph.",
+        "Let the engine capture its decode steps (SGLang: no --disable-cuda-graph, a --cuda-graph-max-bs above the "
+        "batch; vLLM: no --enforce-eager); gpuhost audit says whether the CPU's settings slow the launches.",
+        FINDINGS,
+    ),
+    Cause(
+        "trace.graph_gaps",
+        "The kernels come from CUDA graphs, and are so short that the gaps between them cost as much as they do. The "
+        "profiler itself adds about 1 us to each.",
+        "Compare the step without the profiler (gpuhost serve-check); larger batches and fused kernels help, the CPU "
+        "does not.",
+        FINDINGS,
+    ),
+    Cause(
+        "trace.host_gap",
+        "The GPU waits for the host in long gaps: the scheduler, Python between the steps, a synchronisation, or a "
+        "process that is not on its CPU.",
+        "Look at what stands before and after the longest gaps; then SGLang's overlap scheduler or vLLM's async "
+        "scheduling, gpuhost audit for the CPU's settings, and whether something else has its cores.",
+        FINDINGS,
+    ),
+    Cause(
+        "trace.no_graph",
+        "So many kernels are launched one by one that the CPU's work for them is a part of each step.",
+        "Let the engine capture its decode steps in CUDA graphs (SGLang: no --disable-cuda-graph; vLLM: no "
+        "--enforce-eager).",
+        FINDINGS,
+    ),
+    Cause(
+        "trace.collective",
+        "All-reduces or other collectives take a large part of the step.",
+        "Compare their mean with what this host measures: playbooks/gate.yml --tags allreduce; then peer-to-peer "
+        "access between the GPUs (--tags p2p), the engine's custom all-reduce, and a smaller TP size.",
+        FINDINGS,
+    ),
+    Cause(
+        "trace.spinning",
+        "A collective spins: the GPU looks fully used at the power of an idle one, because it waits for another rank.",
+        "Read the traces of all ranks in one call: the rank with the least time in collectives is the one the others "
+        "wait for; then dmesg there for Xid, and its CPU.",
+        FINDINGS,
+    ),
+    Cause(
+        "trace.straggler",
+        "One GPU comes last to the collectives, and the others wait for it.",
+        "Look at this GPU alone: its clocks and throttle reasons (nvidia-smi -q -d PERFORMANCE), its PCIe link, the "
+        "CPU that its process runs on, and whether it has more work than the others.",
+        FINDINGS,
+    ),
+    Cause(
+        "trace.quantise",
+        "A kernel of its own quantises the input of each GEMM, and together they take a large part of the step.",
+        "Use a build or backend that fuses the quantisation into norm and activation, or static scales; for a batch of "
+        "one BF16 may be faster.",
+        FINDINGS,
+    ),
+    Cause(
+        "trace.host_copies",
+        "Data are copied between host and GPU within the step; each copy from or to pageable memory waits for the GPU.",
+        "Find the caller (profile with with_stack, or the CPU's row in the trace): .item(), .cpu(), .tolist(), a "
+        "tensor made from a list in each step; a KV cache that is offloaded to the host looks the same.",
+        FINDINGS,
+    ),
+    Cause(
+        "trace.cpu_sampling",
+        "The next token is chosen on the CPU, while the GPU has nothing to do.",
+        "Use the engine's GPU sampler; look for a logits processor or a grammar of one's own that takes the logits to "
+        "the CPU.",
+        FINDINGS,
+    ),
+    # --- serve-check
+    Cause(
+        "serve.not_ready",
+        "The inference server did not answer within the time to wait.",
+        "Read its log. Compiling kernels after a change of kernel or driver takes minutes: --wait gives it longer.",
+        USAGE,
+    ),
+    Cause(
+        "serve.unauthorized",
+        "The inference server wants another API key.",
+        "Put the key into a file for --api-key-file, or into the variable that --api-key-env names.",
+        USAGE,
+    ),
+    Cause(
+        "serve.wrong_model",
+        "The model that was asked for is not the one that is served.",
+        "Choose one of those listed with --model; if it should be there, look at the server's own command line.",
+        USAGE,
+    ),
+    Cause(
+        "serve.rejected",
+        "The inference server rejects the question.",
+        "Read what it says: a base model has no chat template (--api completions), a short context needs a smaller "
+        "--prompt-words or --max-tokens, another path belongs into the URL.",
+        USAGE,
+    ),
+    Cause(
+        "serve.not_openai",
+        "What answers there is no OpenAI-compatible inference server.",
+        "Check host, port and path with: curl URL/v1/models",
+        USAGE,
+    ),
+    Cause(
+        "serve.server_error",
+        "The inference server reports an error of its own.",
+        "Read its log from the time of the error; then dmesg for Xid lines, and: gpuhost gate -i INVENTORY",
+        FINDINGS,
+    ),
+    Cause(
+        "serve.gone",
+        "The inference server's process has ended, or nobody listens any more.",
+        "Read its last log lines; journalctl -k for the OOM killer and Xid lines; start it, then run this again.",
+        FINDINGS,
+    ),
+    Cause(
+        "serve.broken_stream",
+        "An answer broke off in the middle, although the server still runs.",
+        "Read the server's log; where a proxy is between, ask the server itself: its time limit may be the cause.",
+        FINDINGS,
+    ),
+    Cause(
+        "serve.stalled",
+        "A stream stood still for longer than allowed.",
+        "Look whether the server is compiling, preempting or swapping (its log), or a collective hangs: a GPU at 100 % "
+        "and idle power (nvidia-smi). --stall allows longer.",
+        FINDINGS,
+    ),
+    Cause(
+        "serve.garbled",
+        "The model's text is garbled: numbers are damaged somewhere, without any error.",
+        "Don't hand this host back. gpuhost gate -i INVENTORY compares the GPUs' results; then the checkpoint's "
+        "checksums, and the server with another attention or MoE backend.",
+        FINDINGS,
+    ),
+    Cause(
+        "serve.golden_differs",
+        "Greedy answers are not what they were when the server was known to be good, by more than rounding explains.",
+        "See what else has changed: checkpoint, engine version, flags, quantisation. If all of it was meant, remove "
+        "the file and record anew; if nothing has, gpuhost gate -i INVENTORY.",
+        FINDINGS,
+    ),
+    Cause(
+        "serve.slower",
+        "The server is slower than in the run that it was compared with.",
+        "Run it once more to see whether it stays so; gpuhost audit -i INVENTORY says what differs on the host, "
+        "gpuhost trace where the time of a step goes.",
+        FINDINGS,
     ),
     Cause("check.timeout", "A check did not end within its limit and was killed.", "Look at dmesg.", BACK_ON_OLD),
     Cause("check.crashed", "A check ended without an answer.", "Look at its last line of output.", BACK_ON_OLD),

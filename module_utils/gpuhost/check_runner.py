@@ -5,17 +5,26 @@ from __future__ import annotations
 import base64
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from . import devices, host_nodes, workloads
 from .documents import make_head
-from .errors import stop
+from .errors import Stop, stop
 from .host_io import Host, Result
 from .workloads import gpu_nodes
 
 ARCHIVE = "/var/lib/gpuhost/gpu_checks.pyz"
 HOST_TARGET = "host"
+HOST_CHECKS = ("health",)
+"""Checks about the machine, not about the workload: they run on the host as root, with the system's Python."""
+EXCLUSIVE_CHECKS = ("p2p", "allreduce", "memory", "gemm")
+"""Checks that need the GPUs for themselves: two at once would measure each other."""
+LOCK = "/run/gpuhost/measuring"
+LOCK_WAIT_S = 600
+"""For another measurement of this host to end: one of another play, or of another inventory name of the same host."""
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 """A container's own Python, which becomes the workload's user; only needed where gpu_gate_user is set."""
@@ -95,7 +104,8 @@ def _expected(host: Host, target: str, before: tuple[str, ...], mounted: dict[st
 class Order:
     """What to run: the archive, the checks, the workload's interpreter, seconds for each check.
 
-    ``user``: the workload's, as a name or a uid inside the target; empty: root.
+    ``user``: the workload's, as a name or a uid inside the target; empty: root. ``quick``: only what shows within
+    seconds that something is broken.
     """
 
     archive: bytes
@@ -103,18 +113,85 @@ class Order:
     python: str
     timeout_s: int
     user: str = ""
+    quick: bool = False
+
+    @property
+    def inside(self) -> Order:
+        """What of it is about the workload: it runs in the targets."""
+        return replace(self, checks=[name for name in self.checks if name not in HOST_CHECKS])
+
+    @property
+    def on_host(self) -> Order:
+        """What of it is about the machine."""
+        checks = [name for name in self.checks if name in HOST_CHECKS]
+        return replace(self, checks=checks, python=sys.executable, user="")
 
 
 def measure_all(host: Host, order: Order, wanted: list[str], gpus_before: tuple[str, ...]) -> dict[str, Any]:
-    """Measurements and stale device rules by target, as the judge takes them. ``gpus_before``: empty outside a roll."""
-    stale = devices.stale_by_container(host)
-    found = {}
-    mounted = {item["name"]: item["gpu_nodes"] for item in workloads.survey(host)}
-    for target in targets(host, wanted):
-        expected = _expected(host, target, gpus_before, mounted)
-        answer = measure(host, target, order, expected)
-        found[target] = {**answer, **_as_root(host, target, order, expected, answer), "stale": stale.get(target, [])}
+    """Measurements and stale device rules by target, as the judge takes them. ``gpus_before``: empty outside a roll.
+
+    One target after the other: of containers that share GPUs one would measure the other.
+    """
+    with measuring(host, order):
+        return _measure_all(host, order, wanted, gpus_before)
+
+
+@contextmanager
+def measuring(host: Host, order: Order) -> Iterator[None]:
+    """Alone on this host, where a check needs that. Raises Stop(roll.busy) where another measurement does not end."""
+    if not host.is_root() or not set(order.checks) & set(EXCLUSIVE_CHECKS):
+        yield  # the lock is root's file
+        return
+    with host.lock(LOCK, LOCK_WAIT_S):
+        yield
+
+
+def _measure_all(host: Host, order: Order, wanted: list[str], gpus_before: tuple[str, ...]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    inside, outside = order.inside, order.on_host
+    if inside.checks:
+        alone = wanted == [HOST_TARGET]  # containers are none of its business, and reading them may need root
+        stale = {} if alone else devices.stale_by_container(host)
+        mounted = {} if alone else {item["name"]: item["gpu_nodes"] for item in workloads.survey(host)}
+        for target in targets(host, wanted):
+            expected = _expected(host, target, gpus_before, mounted)
+            answer = measure(host, target, inside, expected)
+            as_root = _as_root(host, target, inside, expected, answer)
+            found[target] = {**answer, **as_root, "stale": stale.get(target, []), "checks": inside.checks}
+    if outside.checks:
+        answer = measure(host, HOST_TARGET, outside, _expected(host, HOST_TARGET, gpus_before, {}))
+        of_workload = found.get(HOST_TARGET, {"measurements": [], "checks": [], "stale": []})
+        found[HOST_TARGET] = {
+            **answer,
+            **of_workload,
+            "measurements": [*of_workload["measurements"], *answer["measurements"]],
+            "checks": [*of_workload["checks"], *outside.checks],
+        }
     return found
+
+
+def intended(host: Host, order: Order, wanted: list[str]) -> list[str]:
+    """What would run, and where: a line for each place. For check mode; never raises for a container that is down."""
+    lines = []
+    if order.inside.checks:
+        try:
+            places = targets(host, wanted)
+        except Stop as error:
+            return [f"nothing would run: {error.blocker.cause}: {error.blocker.sentence}"]
+        names, user = ", ".join(order.inside.checks), f" as {order.user}" if order.user else ""
+        lines += [f"would run {names} {_in(place)} with {order.python}{user}" for place in places]
+    if order.on_host.checks:
+        lines.append(f"would run {', '.join(order.on_host.checks)} on the host with {sys.executable}")
+    return lines
+
+
+def _in(place: str) -> str:
+    return "on the host" if place == HOST_TARGET else f"in container {place}"
+
+
+def driver_version(host: Host) -> str:
+    """The version of the driver that is loaded; empty where none is."""
+    return host.read_line("/sys/module/nvidia/version")
 
 
 def _as_root(host: Host, target: str, order: Order, expected: int | None, answer: dict[str, Any]) -> dict[str, Any]:
@@ -134,9 +211,14 @@ def measure(host: Host, target: str, order: Order, expected: int | None) -> dict
     arguments = [*order.checks, "--json", "--timeout", str(order.timeout_s)]
     if expected is not None:
         arguments += ["--expect-gpus", str(expected)]
+    if order.quick:
+        arguments.append("--quick")
     limit = order.timeout_s * len(order.checks) + 30
-    if target == HOST_TARGET and not order.user:
+    if target == HOST_TARGET and not order.user and host.is_root():
         result = host.run([order.python, ARCHIVE, *arguments], timeout_s=limit)
+    elif target == HOST_TARGET and not host.is_root():
+        # Whoever is connected is the workload's user, and can't write the archive to where root has it.
+        result = host.run([order.python, "-c", BOOTSTRAP, "", "", *arguments], timeout_s=limit, stdin=order.archive)
     elif target == HOST_TARGET:
         # The workload's interpreter may be the user's own file: on the host it never runs as root.
         start = [sys.executable, "-c", BOOTSTRAP, order.python, order.user]

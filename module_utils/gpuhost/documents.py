@@ -168,8 +168,33 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """One measured value beside what it was held against. ``limit``: a sentence; empty where there is none.
+
+    ``verdict``: a verdict's status; ``recorded`` where the value becomes the baseline; ``shown`` where nothing says how
+    good it has to be. ``baseline`` and ``change_percent`` are None where this host has no baseline for it.
+    """
+
+    target: str
+    check: str
+    name: str
+    value: float | None
+    unit: str
+    baseline: float | None
+    change_percent: float | None
+    limit: str
+    verdict: Literal["pass", "fail", "not_measured", "error", "recorded", "shown"]
+    cause: str | None = None
+    observed: str = ""
+    next_step: str = ""
+
+
+@dataclass(frozen=True)
 class GateResult:
-    """``verdict.json``: the gate as a whole. ``status`` is ``pass`` only if every required verdict is."""
+    """``verdict.json``: the gate as a whole. ``status`` is ``pass`` only if every required verdict is.
+
+    ``notes``: what changed since the baseline beside the values: kernel, driver, a GPU.
+    """
 
     head: Head
     kernel: str
@@ -178,6 +203,9 @@ class GateResult:
     cause: str | None
     sentence: str
     verdicts: tuple[Verdict, ...]
+    driver: str = ""
+    comparisons: tuple[Comparison, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,48 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from . import baselines
 from .blockers import KNOWN_CHECKS
-from .causes import CAUSES, cause
-from .documents import GateResult, Status, Verdict, make_head
+from .causes import cause
+from .documents import Comparison, GateResult, Status, Verdict, make_head
 from .errors import stop
+from .expectations import Item, Rules, check_of, value_of
+from .gate_rows import BAD, COUNT_UNIT, becomes_baseline, counted, rows_of
+from .gate_text import HIGHER_IS_BETTER, LOWER_IS_BETTER, counts, quantity
 
 EXPECTATIONS = {
     "device_access": "every required device node answers",
     "cuda": "every expected GPU computes right",
+    "torch": "every expected GPU computes right through torch",
+    "health": "nothing is wrong with any GPU by what the driver and PCI say",
 }
 """Checks that are judged without a baseline, and by what."""
 
 Targets = dict[str, dict[str, Any]]
-"""Target name -> {``measurements``: [..], ``stale``: [{``container``, ``driver``, ``allowed``, ``now``}, ..]}."""
+"""Target name -> {``measurements``: [..], ``stale``: [{``container``, ``driver``, ``allowed``, ``now``}, ..],
+``checks``: the names of those that were run there; without it all that are known are judged}."""
 
 
-def judge(name: str, run_id: str, kernel: str, required: list[str], targets: Targets) -> GateResult:
+@dataclass(frozen=True)
+class Judged:
+    """One check on one target: its verdict, and what each of its measurements was held against."""
+
+    verdict: Verdict
+    rows: tuple[Comparison, ...] = ()
+
+
+def judge(
+    name: str, run_id: str, kernel: str, required: Sequence[str], targets: Targets, rules: Rules | None = None
+) -> GateResult:
     """The gate's result for one host. Raises Stop where the question itself is wrong (nothing required)."""
     if not required:
         raise stop("gate.nothing_required", "gpu_gate_required", "undefined or empty", "a list of checks")
-    verdicts = tuple(
-        judge_check(check, target, answer, check in required)
+    rules = rules or Rules()
+    judged = [
+        judge_check(check, target, answer, check in required, rules)
         for target, answer in sorted(targets.items())
-        for check in sorted(set(KNOWN_CHECKS) | set(required), key=_order)
-    )
+        for check in sorted(answer.get("checks") or {*KNOWN_CHECKS, *required}, key=_order)
+    ]
+    verdicts = [item.verdict for item in judged]
     if not targets:
-        verdicts = (_no_target(required[0]),)
-    failed = next((item for item in verdicts if item.required and item.status != "pass"), None)
-    if failed is None:
-        sentence = f"passed on {kernel}: " + ", ".join(
-            f"{item.target} {item.check} ({item.observed})" for item in verdicts if item.required
-        )
-        return GateResult(make_head("verdict", name, run_id), kernel, tuple(required), "pass", None, sentence, verdicts)
+        verdicts.append(_no_target(required[0]))
+    else:
+        seen = {item.check for item in verdicts}
+        verdicts += [_nowhere(check) for check in required if check not in seen]
+    status, code, sentence = _sum_up(kernel, verdicts)
+    head = make_head("verdict", name, run_id)
+    now = _origin(head.taken_at, run_id, kernel, rules, targets)
+    notes = baselines.changes_since(rules.baselines, now) if rules.baselines else []
+    rows = tuple(row for item in judged for row in item.rows)
     return GateResult(
-        make_head("verdict", name, run_id),
-        kernel,
-        tuple(required),
-        failed.status,
-        failed.cause,
-        f"{failed.target}: {failed.observed}: {failed.next_step}",
-        verdicts,
+        head, kernel, tuple(required), status, code, sentence, tuple(verdicts), rules.driver, rows, tuple(notes)
     )
 
 
@@ -51,8 +68,22 @@ def _order(check: str) -> tuple[int, str]:
     return (KNOWN_CHECKS.index(check) if check in KNOWN_CHECKS else len(KNOWN_CHECKS), check)
 
 
+def _sum_up(kernel: str, verdicts: Sequence[Verdict]) -> tuple[Status, str | None, str]:
+    """Status, cause and sentence of the gate: those of the first required check that has not passed."""
+    failed = next((item for item in verdicts if item.required and item.status != "pass"), None)
+    if failed is not None:
+        return failed.status, failed.cause, f"{failed.target}: {failed.observed}: {failed.next_step}"
+    passed = ", ".join(f"{item.target} {item.check} ({item.observed})" for item in verdicts if item.required)
+    return "pass", None, f"passed on {kernel}: {passed}"
+
+
 def _no_target(check: str) -> Verdict:
     return _verdict(check, "host", "not_measured", "gate.no_target", "nothing to measure in", "a running container")
+
+
+def _nowhere(check: str) -> Verdict:
+    code = "gate.not_measured" if check in KNOWN_CHECKS else "gate.unknown_check"
+    return _verdict(check, "host", "not_measured", code, "not run anywhere", "one measurement")
 
 
 def _verdict(
@@ -69,58 +100,48 @@ def _verdict(
     return Verdict(check, target, status, code, observed, expected, next_step, required, seconds)
 
 
-def judge_check(check: str, target: str, answer: dict[str, Any], required: bool) -> Verdict:
-    """One check on one target: its overall measurement is the one that has the check's own name."""
-    found = [item for item in answer["measurements"] if item["name"] == check]
-    if not found:
+def judge_check(check: str, target: str, answer: dict[str, Any], required: bool, rules: Rules | None = None) -> Judged:
+    """One check on one target. Its overall measurement is the one that has the check's own name, the others are parts.
+
+    It passes where the overall one was measured, no part is an error, and every part keeps the limit that it has.
+    """
+    overall = [item for item in answer["measurements"] if item["name"] == check]
+    if not overall:
         code = "gate.not_measured" if check in KNOWN_CHECKS else "gate.unknown_check"
-        return _verdict(check, target, "not_measured", code, "no measurement", "one measurement", required)
-    item = found[0]
-    expected = EXPECTATIONS.get(check, "a measurement")
-    if item["status"] == "measured":
-        return _measured(check, target, item, required)
-    code = item["cause"] if item["cause"] in CAUSES else "gate.not_measured"
-    observed = _observed(item)
+        return Judged(_verdict(check, target, "not_measured", code, "no measurement", "one measurement", required))
+    rows = rows_of(check, target, answer["measurements"], rules or Rules())
+    seconds = overall[-1].get("seconds")
+    # A check that was killed has reported before, and once more at its end: the worse of both counts.
+    bad = sorted((row for row in rows if row.verdict in BAD), key=lambda row: (row.name != check, _severity(row)))
+    if bad:
+        code, observed, expected = _explained(bad[0], target, answer)
+        more = f"; and {len(bad) - 1} more of {check}" if len(bad) > 1 else ""
+        status: Status = BAD[bad[0].verdict] if code == bad[0].cause else "fail"
+        verdict = _verdict(check, target, status, code, f"{observed}{more}", expected, required, seconds)
+    elif check in EXPECTATIONS or any(row.limit or row.verdict == "recorded" for row in rows):
+        observed = _passed(overall[0], rows)
+        verdict = _verdict(check, target, "pass", None, observed, _expected(check, rows), required, seconds)
+    else:
+        observed = quantity(value_of(overall[0]), str(overall[0].get("unit") or ""))
+        code, wanted = "gate.no_expectation", "a baseline, or gpu_gate_expect"
+        verdict = _verdict(check, target, "not_measured", code, observed, wanted, required, seconds)
+    return Judged(verdict, rows)
+
+
+def _severity(row: Comparison) -> tuple[int, float, str]:
+    """Failures before what was not measured, the largest change first."""
+    return row.verdict == "not_measured", -abs(row.change_percent or 0), row.name
+
+
+def _explained(row: Comparison, target: str, answer: dict[str, Any]) -> tuple[str, str, str]:
+    """Cause, observed and expected of a bad row, with what the host knows and the check inside a container does not."""
+    code, observed = row.cause or "gate.not_measured", row.observed
+    expected = row.limit or EXPECTATIONS.get(row.check, "a measurement")
     if code == "device.denied_cgroup" and (stale := _stale_sentence(target, answer)):
         code, observed, expected = "lxc.stale_major", *stale
-    if check == "cuda" and answer.get("cuda_as_root") == "measured":
+    if row.check == "cuda" and answer.get("cuda_as_root") == "measured":
         code, observed = "cuda.permission", f"{observed}; as root it works"
-    status: Status = "error" if item["status"] == "error" else "not_measured"
-    if status == "error" and code.startswith(("lxc.", "device.", "driver.", "cuda.")):
-        status = "fail"
-    return _verdict(check, target, status, code, observed, expected, required, item.get("seconds"))
-
-
-def _measured(check: str, target: str, item: dict[str, Any], required: bool) -> Verdict:
-    """A number passes only against an expectation.
-
-    device_access and cuda have their own: all nodes answer, every GPU computes right, and at least one does.
-    """
-    seconds = item.get("seconds")
-    if check not in EXPECTATIONS:
-        code = "gate.no_expectation"
-        return _verdict(check, target, "not_measured", code, _observed(item), "a baseline", required, seconds)
-    if not item["value"]:
-        code = "cuda.gpu_count" if check == "cuda" else "device.gpu_count"
-        return _verdict(check, target, "fail", code, "no usable GPU", "at least one", required, seconds)
-    wanted = (item.get("detail") or {}).get("expected_gpus")
-    if check == "cuda" and wanted is not None and item["value"] != wanted:
-        return _verdict(check, target, "fail", "cuda.gpu_count", _observed(item), f"{wanted} GPUs", required, seconds)
-    return _verdict(check, target, "pass", None, _observed(item), EXPECTATIONS[check], required, seconds)
-
-
-def _observed(item: dict[str, Any]) -> str:
-    detail = item.get("detail") or {}
-    if item["status"] == "measured":
-        unit = item["unit"]
-        if unit == "gpus":
-            unit = f"{'GPU' if item['value'] == 1 else 'GPUs'} {'computing' if item['name'] == 'cuda' else 'usable'}"
-        return f"{item['value']:g} {unit}" if item["value"] is not None else "measured"
-    return str(detail.get("sentence") or detail.get("message") or _sentence(item["cause"]))
-
-
-def _sentence(code: str | None) -> str:
-    return (CAUSES.get(code or "") or CAUSES["gate.not_measured"]).sentence
+    return code, observed, expected
 
 
 def _stale_sentence(target: str, answer: dict[str, Any]) -> tuple[str, str] | None:
@@ -131,3 +152,52 @@ def _stale_sentence(target: str, answer: dict[str, Any]) -> tuple[str, str] | No
     rows = [f"{item['allowed']} for {item['driver']}, this kernel uses {item['now'] or 'none'}" for item in stale]
     wanted = ", ".join(f"a rule for {item['driver']} major {item['now']}" for item in stale)
     return f"{target} allows major {'; and '.join(rows)}", wanted
+
+
+def _passed(item: Item, rows: Sequence[Comparison]) -> str:
+    """What a check that passed has given, and how many values were held against what."""
+    value = counted(item) if item.get("unit") == COUNT_UNIT else quantity(value_of(item), str(item.get("unit") or ""))
+    held = counts(rows)
+    return f"{value}; {held}" if held else value
+
+
+def _expected(check: str, rows: Sequence[Comparison]) -> str:
+    if check in EXPECTATIONS:
+        return EXPECTATIONS[check]
+    own = next((row.limit for row in rows if row.name == check and row.limit), "")
+    return own or ("recorded, by gpu_gate_first_run or gpu_gate_baseline" if not any(row.limit for row in rows) else
+                   "every value within its limit")  # fmt: skip
+
+
+def _origin(taken_at: str, run_id: str, kernel: str, rules: Rules, targets: Targets) -> baselines.Origin:
+    return baselines.origin_of((taken_at, run_id), (kernel, rules.driver), targets)
+
+
+def update_for(result: GateResult, targets: Targets, rules: Rules) -> baselines.Update:
+    """What a gate that passed has for the host's file: its values, and which of them become baselines.
+
+    Only of checks that passed: a check that is not required may fail in a gate that passes.
+    """
+    head = result.head
+    now = _origin(head.taken_at, head.run_id, result.kernel, rules, targets)
+    entries: dict[str, dict[str, baselines.Entry]] = {}
+    values: dict[str, dict[str, float]] = {}
+    dropped: dict[str, list[str]] = {}
+    for target, answer in targets.items():
+        passed = {item.check for item in result.verdicts if item.target == target and item.status == "pass"}
+        items = [item for item in answer["measurements"] if check_of(item["name"]) in passed and _is_comparable(item)]
+        values[target] = {item["name"]: value_of(item) or 0.0 for item in items}
+        entries[target] = {
+            item["name"]: baselines.entry_from(item, now.key, rules.quick)
+            for item in items
+            if becomes_baseline(item, target, rules)
+        }
+        if rules.replace and not rules.quick and rules.baselines:
+            before = rules.baselines.targets.get(target, {})
+            dropped[target] = [name for name in before if check_of(name) in passed and name not in values[target]]
+    return baselines.Update(now, entries, values, dropped)
+
+
+def _is_comparable(item: Item) -> bool:
+    known = item.get("unit") in HIGHER_IS_BETTER | LOWER_IS_BETTER
+    return known and item.get("status") == "measured" and value_of(item) is not None

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import base64
+import importlib.util
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpu_checks.build_zipapp import build
-from gpuhost import check_runner, devices, gate, host_nodes
-from gpuhost.blockers import KNOWN_CHECKS
+from gpuhost import baselines, check_runner, devices, gate, gate_text, host_nodes
+from gpuhost.blockers import KNOWN_CHECKS, SEVERAL_GPUS
+from gpuhost.expectations import Rules
 from gpuhost.host_io import Host
 
 HAS_GPU = Path("/proc/driver/nvidia/version").exists()
@@ -21,23 +25,56 @@ pytestmark = [
 ]
 
 
-def test_a_healthy_gpu_passes_the_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checks: tuple[str, ...]) -> dict[str, Any]:
     """The whole way of the gate on the host itself, but for Ansible's connection."""
     archive = tmp_path / "gpu_checks.pyz"
     build(archive)
     monkeypatch.setattr(check_runner, "ARCHIVE", str(archive))
+    monkeypatch.setattr(check_runner, "LOCK", str(tmp_path / "lock"))
     host = Host()
     data = check_runner.place(host, base64.b64encode(archive.read_bytes()).decode())
-    order = check_runner.Order(data, list(KNOWN_CHECKS), sys.executable, 60)
-    expected = check_runner.expected_gpus(host, "host", ())
-    answer = check_runner.measure(host, "host", order, expected)
-    result = gate.judge("gpu1", "run", "kernel", ["device_access", "cuda"], {"host": {**answer, "stale": []}})
+    order = check_runner.Order(data, list(checks), sys.executable, 120)
+    return check_runner.measure_all(host, order, ["host"], ())
+
+
+def test_a_healthy_gpu_passes_the_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = measured(tmp_path, monkeypatch, ("device_access", "cuda"))
+    result = gate.judge("gpu1", "run", "kernel", ["device_access", "cuda"], targets)
     print(json.dumps([vars(item) for item in result.verdicts], indent=1))
     assert result.status == "pass", result.sentence
-    assert {item.check: item.status for item in result.verdicts if not item.required} == {
-        "p2p": "not_measured",
-        "allreduce": "not_measured",
+
+
+def test_a_healthy_host_passes_against_the_baseline_that_it_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything that this machine can be asked for: recorded once, then held against that. No false alarm."""
+    count = check_runner.expected_gpus(Host(), "host", ()) or 0
+    alone = () if count > 1 else SEVERAL_GPUS
+    torch = () if importlib.util.find_spec("torch") else ("torch", "gemm", "allreduce")
+    checks = tuple(name for name in KNOWN_CHECKS if name not in (*alone, *torch))
+    first = measured(tmp_path, monkeypatch, checks)
+    rules = Rules(record=True, driver=check_runner.driver_version(Host()))
+    result = gate.judge("gpu1", "first", "kernel", checks, first, rules)
+    print("\n".join(gate_text.table(result.comparisons)))
+    assert result.status == "pass", result.sentence
+    known = baselines.merged(None, gate.update_for(result, first, rules), "gpu1")
+    assert known is not None
+    assert known.targets["host"]
+    again = gate.judge("gpu1", "second", "kernel", checks, measured(tmp_path, monkeypatch, checks),
+                       Rules(baselines=known, driver=rules.driver))  # fmt: skip
+    print("\n".join([*again.notes, *gate_text.table(again.comparisons)]))
+    assert again.status == "pass", again.sentence
+    # The same numbers against a baseline of twice the speed: every check that has one fails for its own cause.
+    faster = {
+        name: replace(item, value=item.value / 2 if item.unit == "us" else item.value * 2, p20=None, p80=None)
+        for name, item in known.targets["host"].items()
+        if item.unit != "gpus"
     }
+    better = Rules(baselines=replace(known, targets={"host": faster}))
+    slow = gate.judge("gpu1", "third", "kernel", checks, first, better)
+    causes = {item.check: item.cause for item in slow.verdicts}
+    for check in set(checks) & {"memory", "gemm", "p2p", "allreduce"}:
+        assert causes[check] in (f"{check}.slow", f"{check}.collapse"), (check, causes[check])
 
 
 @pytest.mark.parametrize(("check", "cause"), [("device_access", "device.gpu_count"), ("cuda", "cuda.gpu_count")])

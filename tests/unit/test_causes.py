@@ -76,7 +76,7 @@ def test_playbooks_and_roles_use_registered_codes_only() -> None:
 @pytest.mark.parametrize("code", CAUSES)
 def test_a_cause_helps(code: str) -> None:
     item = CAUSES[code]
-    assert re.fullmatch(r"[a-z]+\.[a-z][a-z0-9_]*", item.code)
+    assert re.fullmatch(r"[a-z][a-z0-9]*\.[a-z][a-z0-9_]*", item.code)
     assert item.sentence.endswith(".")
     assert len(item.next_step) > 10
     assert item.exit_status in (FINDINGS, USAGE, BACK_ON_OLD, NEEDS_PERSON, SAFE_STOP)

@@ -279,3 +279,65 @@ def test_many_targets_are_surveyed_once(host: FakeHost) -> None:
     check_runner.measure_all(host, order, [], ())
     assert len(host.ran("lxc-attach")) == 21
     assert len(host.ran("lxc-ls")) < 5
+
+
+def both(host: FakeHost, argv: list[str]) -> tuple[int, str, str]:
+    """The checks that were asked for, each measured."""
+    end = next(place for place, word in enumerate(argv) if word == "--json")
+    begin = argv.index(ARCHIVE) + 1 if ARCHIVE in argv else argv.index(BOOTSTRAP) + 3
+    found = [{**MEASURED, "name": name} for name in argv[begin:end]]
+    return 0, json.dumps({"python": "3.11.2", "tool_version": "0.1.0", "measurements": found}), ""
+
+
+def test_health_runs_on_the_host_although_the_workload_is_a_container(host: FakeHost) -> None:
+    host.programs["lxc-attach",] = host.programs[sys.executable,] = both
+    order = check_runner.Order(PYZ, ["cuda", "health"], "/opt/venv/bin/python3", 20, "llm")
+    found = check_runner.measure_all(host, order, [], ())
+    assert {name: answer["checks"] for name, answer in found.items()} == {CONTAINER: ["cuda"], "host": ["health"]}
+    (call,) = host.ran(sys.executable)
+    assert call[1:3] == [ARCHIVE, "health"]  # not as the workload's user
+    assert "health" not in host.ran("lxc-attach")[0]
+
+
+def test_on_the_host_both_kinds_are_one_target(host: FakeHost) -> None:
+    host.programs["/opt/venv/bin/python3",] = host.programs[sys.executable,] = both
+    order = check_runner.Order(PYZ, ["cuda", "health"], "/opt/venv/bin/python3", 20)
+    found = check_runner.measure_all(host, order, ["host"], ())
+    assert [item["name"] for item in found["host"]["measurements"]] == ["cuda", "health"]
+    assert found["host"]["checks"] == ["cuda", "health"]
+    assert len(host.ran("/opt/venv/bin/python3")) == len(host.ran(sys.executable)) == 1
+
+
+def test_quick_is_handed_on(host: FakeHost) -> None:
+    order = check_runner.Order(PYZ, ["device_access"], "/usr/bin/python3", 20, "", True)
+    check_runner.measure(host, CONTAINER, order, None)
+    assert host.ran("lxc-attach")[0][-1] == "--quick"
+
+
+def test_a_required_check_is_run_although_nobody_lists_it(host: FakeHost) -> None:
+    host.programs["lxc-attach",] = both
+    answer = step(host, "gpuhost_gpu_checks", archive=ENCODED, checks=["cuda"], required=["memory", "nonsense", "cuda"])
+    assert answer["targets"][CONTAINER]["checks"] == ["cuda", "memory"]  # the judge names what nobody knows
+
+
+def test_check_mode_says_what_would_run(host: FakeHost) -> None:
+    answer = step(host, "gpuhost_gpu_checks", check=True, archive=ENCODED, checks=["cuda", "health"], user="llm")
+    assert answer["lines"] == [
+        f"would run cuda in container {CONTAINER} with /usr/bin/python3 as llm",
+        f"would run health on the host with {sys.executable}",
+    ]
+
+
+def test_baselines_that_cannot_be_read_stop_before_anything_is_measured(host: FakeHost) -> None:
+    host.put("/var/lib/gpuhost/baselines.json", "{")
+    with pytest.raises(Stop) as caught:
+        step(host, "gpuhost_gpu_checks", archive=ENCODED, checks=["device_access"])
+    assert caught.value.blocker.cause == "gate.baseline_unreadable"
+    assert host.ran("lxc-attach") == []
+
+
+def test_kernel_driver_and_baselines_go_to_the_judge(host: FakeHost) -> None:
+    answer = step(host, "gpuhost_gpu_checks", archive=ENCODED, checks=["device_access"])
+    assert answer["kernel"] == host.read_line("/proc/sys/kernel/osrelease")
+    assert answer["driver"] == host.read_line("/sys/module/nvidia/version") != ""
+    assert answer["baselines"] == {}

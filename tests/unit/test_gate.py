@@ -29,6 +29,11 @@ def answer(*found: dict[str, Any], stale: tuple[dict[str, Any], ...] = ()) -> di
     return {"measurements": list(found), "stale": list(stale)}
 
 
+def defaults(name: str) -> dict[str, Any]:
+    """A module's arguments as Ansible fills them in."""
+    return {key: item.get("default") for key, item in library(name)[1].items()}
+
+
 def gate(targets: dict[str, Any], required: list[str] | None = None) -> GateResult:
     return judge(HOST_NAME, RUN_ID, NEW, REQUIRED if required is None else required, targets)
 
@@ -41,10 +46,10 @@ def test_a_measured_check_passes() -> None:
 
 
 def test_what_is_not_required_is_shown_and_does_not_block() -> None:
-    cuda = measurement("cuda", status="not_measured", value=None, cause="check.not_in_this_version")
+    cuda = measurement("cuda", status="not_measured", value=None, cause="check.crashed")
     result = gate({"gpu-ct": answer(measurement(), cuda)})
     assert result.status == "pass"
-    assert ("cuda", "not_measured", "check.not_in_this_version") in [
+    assert ("cuda", "not_measured", "check.crashed") in [
         (item.check, item.status, item.cause) for item in result.verdicts
     ]
 
@@ -66,8 +71,8 @@ def test_no_target_is_not_measured() -> None:
     [
         ((), "not_measured", "gate.not_measured"),
         ((measurement("device_access.nvidia0"),), "not_measured", "gate.not_measured"),
-        ((measurement(status="not_measured", value=None, cause="check.not_in_this_version"),), "not_measured",
-         "check.not_in_this_version"),
+        ((measurement(status="not_measured", value=None, cause="check.crashed"),), "not_measured",
+         "check.crashed"),
         ((measurement(status="not_measured", value=None, cause=None),), "not_measured", "gate.not_measured"),
         ((measurement(status="error", cause="device.denied_cgroup"),), "fail", "device.denied_cgroup"),
         ((measurement(status="error", cause="driver.not_loaded"),), "fail", "driver.not_loaded"),
@@ -77,6 +82,9 @@ def test_no_target_is_not_measured() -> None:
         ((measurement(status="error", cause=None, value=None),), "error", "gate.not_measured"),
         ((measurement(value=0),), "fail", "device.gpu_count"),
         ((measurement(value=None),), "fail", "device.gpu_count"),
+        ((measurement(), measurement(status="error", cause="check.timeout", value=None)), "error", "check.timeout"),
+        ((measurement(), measurement("device_access.nvidia3", status="error", cause="device.open_failed")), "fail",
+         "device.open_failed"),
     ],
 )  # fmt: skip
 def test_everything_else_does_not(found: tuple[dict[str, Any], ...], status: str, code: str) -> None:
@@ -186,8 +194,8 @@ def test_a_stale_rule_explains_no_other_failure() -> None:
 )
 def test_no_answer_breaks_the_judge_and_only_a_measured_one_passes(found: list[dict[str, Any]]) -> None:
     result = gate({"gpu-ct": answer(*found)})
-    first = next((item for item in found if item["name"] == "device_access"), None)
-    good = first is not None and first["status"] == "measured" and bool(first["value"])
+    own = [item for item in found if item["name"] == "device_access"]
+    good = bool(own) and all(item["status"] == "measured" and bool(item["value"]) for item in own)
     assert (result.status == "pass") == good
     assert all(item.cause in CAUSES for item in result.verdicts if item.status != "pass")
 
@@ -197,7 +205,7 @@ def test_no_answer_breaks_the_judge_and_only_a_measured_one_passes(found: list[d
 
 def test_the_module_fails_with_the_first_required_check_and_keeps_the_verdict() -> None:
     module, _ = library("gpuhost_gate")
-    params = {"host_name": HOST_NAME, "run_id": RUN_ID, "kernel": NEW, "required": REQUIRED}
+    params = {**defaults("gpuhost_gate"), "host_name": HOST_NAME, "run_id": RUN_ID, "kernel": NEW, "required": REQUIRED}
     good = module.work(None, {**params, "targets": {"gpu-ct": answer(measurement())}}, False)
     assert (good["verdict"]["status"], good["verdict"]["kernel"], good["changed"]) == ("pass", NEW, False)
     bad = answer(measurement(status="error", cause="device.denied_cgroup", detail={"message": "EPERM"}))
@@ -210,5 +218,6 @@ def test_the_module_fails_with_the_first_required_check_and_keeps_the_verdict() 
 def test_a_number_without_an_expectation_does_not_pass() -> None:
     """What nobody has said how good it must be, cannot have been good enough."""
     item = {"name": "p2p", "status": "measured", "cause": None, "value": 393.3, "unit": "gb_s", "detail": {}}
-    verdict = judge_check("p2p", "host", {"measurements": [item], "stale": []}, True)
+    verdict = judge_check("p2p", "host", {"measurements": [item], "stale": []}, True).verdict
     assert (verdict.status, verdict.cause) == ("not_measured", "gate.no_expectation")
+    assert "gpu_gate_first_run: record" in verdict.next_step

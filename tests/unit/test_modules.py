@@ -17,7 +17,8 @@ from gpuhost.module import failure
 MODULES = sorted(path.stem for path in (REPOSITORY / "library").glob("*.py"))
 SAME = ("type", "required", "default", "choices", "elements")
 # Filled in by the action plugin, not by a task.
-FROM_PLUGIN = {"gpuhost_gpu_checks": {"archive"}}
+CHECK_MODULES = [name for name in MODULES if name.endswith("_check")]
+FROM_PLUGIN = {name: {"archive"} for name in ("gpuhost_gpu_checks", *CHECK_MODULES)}
 
 
 def constants(name: str) -> dict[str, Any]:

@@ -258,8 +258,24 @@ def test_an_unreadable_roll_file_is_never_no_roll(tmp_path: Path) -> None:
 # --- defects
 
 
-def test_a_check_that_this_version_does_not_carry_stops_before_the_downtime(facts: Facts) -> None:
-    assert "check.not_in_this_version" in causes(plan(facts, gate_required=("device_access", "p2p")))
+@pytest.mark.parametrize(
+    ("check", "gpus", "nodes", "found"),
+    [
+        ("p2p", 1, ["/dev/nvidia0"], ["gate.one_gpu"]),
+        ("allreduce", 2, ["/dev/nvidia1"], ["gate.one_gpu"]),  # the container gets one of two
+        ("p2p", 2, ["/dev/nvidia0", "/dev/nvidia1"], []),
+        ("p2p", 1, ["/dev/nvidia0", "/dev/nvidia1"], ["gate.one_gpu"]),  # a template for larger hosts
+        ("p2p", 2, [], []),  # by a hook: not known here
+        ("memory", 1, ["/dev/nvidia0"], []),
+    ],
+)
+def test_a_check_between_gpus_needs_several(
+    facts: Facts, check: str, gpus: int, nodes: list[str], found: list[str]
+) -> None:
+    facts["gpus"] = [facts["gpus"][0]] * gpus
+    for item in facts["containers"]:
+        item["gpu_nodes"] = nodes if item["gpu"] else []
+    assert causes(plan(facts, gate_required=("device_access", check))) == found
 
 
 def test_a_gate_without_a_target_stops_before_the_downtime(facts: Facts) -> None:

@@ -69,6 +69,28 @@ def test_text_names_the_cause_and_why():
     assert re.search(r"^device_access +error +0 gpus +device.denied_cgroup: why$", text, re.M)
 
 
+def test_text_has_a_measurements_table_below_its_line():
+    table = "ce_gb_s      0      1\n0            -  393.3\n1           52      -"
+    with_table = Measurement("p2p", 2, "pairs", "copy", "measured", None, 0.1, detail={"table": table})
+    lines = render_text(document([GOOD, with_table, BAD])).splitlines()
+    assert lines[2:5] == ["    ce_gb_s      0      1", "    0            -  393.3", "    1           52      -"]
+    assert lines[5].startswith("device_access")
+
+
+def test_text_ends_with_the_sum_and_what_failed():
+    absent = Measurement("p2p.ce.0-1", None, "gb_s", "copy", "not_measured", "p2p.not_reached", 0.1)
+    assert render_text(document([GOOD])).splitlines()[-1] == "total: 1 measured"
+    assert render_text(document([GOOD, absent, BAD])).splitlines()[-1] == (
+        "total: 1 measured, 1 not measured, 1 error (device.denied_cgroup: device_access)"
+    )
+    hung = [Measurement(f"p2p.ce.0-{n}", None, "gb_s", "copy", "error", "p2p.hang", 0.1) for n in range(1, 8)]
+    assert render_text(document(hung)).splitlines()[-1] == (
+        "total: 0 measured, 7 errors (p2p.hang: p2p.ce.0-1, p2p.hang: p2p.ce.0-2, p2p.hang: p2p.ce.0-3, "
+        "p2p.hang: p2p.ce.0-4, p2p.hang: p2p.ce.0-5, and 2 more)"
+    )
+    assert render_text(document([])) == "total: 0 measured\n"
+
+
 def test_every_cause_has_one_sentence():
     assert all(re.fullmatch(r"[a-z0-9]+\.[a-z0-9_]+", code) for code in CAUSES)
     assert all(sentence.endswith(".") and sentence[0].isupper() for sentence in CAUSES.values())

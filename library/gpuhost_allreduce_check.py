@@ -1,0 +1,66 @@
+#!/usr/bin/python
+# SPDX-License-Identifier: MIT
+"""Measure a collective over all GPUs of a host: see DOCUMENTATION."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: gpuhost_allreduce_check
+short_description: Measure a collective over all GPUs of a host
+description:
+  - NCCL over all GPUs that the workload sees, from 8 bytes to 512 MiB, one process a GPU, launched alone and from a
+    CUDA graph. Needs torch in the workload's interpreter.
+  - It measures, and no figure is too low for it, as M(gpuhost_gate) judges. It fails where a measurement is an error.
+    What could not be measured (one GPU alone, no torch) is none, its status is V(not_measured), with a cause.
+  - It needs the GPUs for itself, so that of several on one host each waits for the others.
+options:
+  host_name: {description: 'Name in the document; empty: the host name.', type: str, default: ''}
+  run_id: {description: Name of the run in the document., type: str, default: ''}
+  archive: {description: 'The checks, base64; filled in by the action plugin.', type: str, required: true}
+  targets:
+    description: Containers to measure in, or V(host). Empty for every running container with a GPU, else the host.
+    type: list
+    elements: str
+    default: []
+    aliases: [target]
+  python: {description: 'Interpreter of the workload, a path where it runs.', type: str, default: /usr/bin/python3}
+  user:
+    description: 'User of the workload, a name or a uid inside the target; empty: root.'
+    type: str
+    default: ''
+  timeout_s: {description: Seconds until the check is killed., type: int, default: 120}
+  quick: {description: Only what shows within seconds that something is broken., type: bool, default: false}
+  fail_on_error: {description: Whether a measurement that is an error fails the task., type: bool, default: true}
+author: gpuhost
+attributes:
+  check_mode: {support: full, description: Says what would run and where; runs nothing.}
+  diff_mode: {support: none, description: Changes nothing.}
+"""
+
+EXAMPLES = r"""
+- name: Measure the collectives of a server, as its user
+  gpuhost_allreduce_check:
+    target: inference
+    python: /opt/venv/bin/python3
+    user: llm
+"""
+
+RETURN = r"""
+targets: {description: Measurements by container or V(host)., returned: success, type: dict}
+lines: {description: 'The measurements, a line each.', returned: success, type: list, elements: str}
+"""
+
+from ansible.module_utils.gpuhost.check_module import arguments, work_of
+from ansible.module_utils.gpuhost.module import run_module
+
+CHECK = "allreduce"
+work = work_of(CHECK)
+
+
+def main() -> None:
+    """Run as a module."""
+    run_module(arguments(CHECK), work, needs_root=False)
+
+
+if __name__ == "__main__":
+    main()
