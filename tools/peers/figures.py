@@ -87,9 +87,12 @@ def collective_rate(mode: str, size: int) -> str:
     return f"allreduce, {mode}, {size} B (busbw GB/s)"
 
 
-def gemv(m: int, n: int, k: int) -> str:
-    """The name of a product's rate: bytes of all three matrices over time."""
-    return f"BF16 product m{m} n{n} k{k} (GB/s)"
+CLEAN = ", L2 left clean"
+
+
+def gemv(m: int, n: int, k: int, clean: bool = False) -> str:
+    """The name of a product's rate: bytes of all three matrices over time. ``clean``: beside the peer's clean flush."""
+    return f"BF16 product m{m} n{n} k{k}{CLEAN * clean} (GB/s)"
 
 
 def gemv_share(m: int, n: int, k: int) -> str:
@@ -105,7 +108,10 @@ def _of_product(figure: str) -> Wanted:
     words = {word[0]: int(word[1:].rstrip(",")) for word in figure.split() if word[1:].rstrip(",").isdigit()}
     if words.get("m") != 1 or 2 * words["n"] * words["k"] < WEIGHTS_BYTES:
         return SHOWN
-    return Wanted(0.82, alone=True) if figure.endswith("peak") else Wanted(0.97, 1.03)
+    if figure.endswith("peak"):
+        return Wanted(0.82, alone=True)
+    # do_bench's own flush leaves its zeros to be written back within the time that it takes: shown, not judged.
+    return Wanted(0.97, 1.03) if CLEAN in figure else SHOWN
 
 
 def wanted(figure: str) -> Wanted:
@@ -113,7 +119,7 @@ def wanted(figure: str) -> Wanted:
 
     >>> str(wanted(collective("graph", 12288))), str(wanted(collective_rate("graph", 512 << 20)))
     ('at most 1.05', 'at least 0.98')
-    >>> str(wanted(gemv(1, 6144, 24576))), str(wanted(gemv(1, 1024, 1024)))
+    >>> str(wanted(gemv(1, 6144, 24576, clean=True))), str(wanted(gemv(1, 6144, 24576)))
     ('0.97 to 1.03', '-')
     """
     if figure.startswith("BF16 product"):
