@@ -60,14 +60,15 @@ try:
     from gpuhost_cli.expectations import FIRST_GUESS, Expectations
     from gpuhost_cli.progress import ProgressClock
     from gpuhost_cli.records import Recorder, find_documents, new_run_id, one_line
-    from gpuhost_cli.show import lines_of, summary
+    from gpuhost_cli.report_console import step_lines
+    from gpuhost_cli.show import summary
 except ImportError as error:
     IMPORT_ERROR: ImportError | None = error
 else:
     IMPORT_ERROR = None
 
 STAGE_TAGS = frozenset(() if IMPORT_ERROR else (*STAGES, "rollback"))
-REPORTED_KINDS = frozenset({"plan", "roll", "verdict", "outcome"})
+REPORTED_KINDS = frozenset({"plan", "roll", "verdict", "measurements", "outcome"})
 ARGUMENT_CHECK = "Validating arguments against arg spec"
 """Ansible's own task before each role: it takes no time and says something only where it fails."""
 FOLLOW_UP_ACTIONS = frozenset({"fail", "assert", "ansible.builtin.fail", "ansible.builtin.assert"})
@@ -139,9 +140,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no type
 
     def _leave(self) -> None:
         """At exit, also after Ctrl-C: a run that did not reach its end keeps what it had."""
-        if os.getpid() != self._pid or self._recorder is None:
-            return
-        if self._recorder.record["finished_at"] is None:
+        own = os.getpid() == self._pid
+        if own and self._recorder is not None and self._recorder.record["finished_at"] is None:
             self._recorder.save()
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
@@ -160,7 +160,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no type
         self._mark_rescued(stats)
         self._recorder.finish()
         documents = {host: self._recorder.documents(host) for host in self._recorder.hosts}
-        kinds: set[str] = set().union(*documents.values())
+        kinds = {name.partition("-")[0] for own in documents.values() for name in own}
         if self._recorder.record["failures"] or REPORTED_KINDS & kinds:
             self._write_report(self._recorder.run_dir)
         if self._clock is not None:
@@ -219,8 +219,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # Ansible has no type
             self._close_step(host, result.task, status, message)
         if self._recorder is not None:
             self._recorder.take(host, result.result)
-        if self._clock is not None and status in ("ok", "changed"):
-            self._clock.show(*lines_of(result.result, diff=bool(context.CLIARGS.get("diff"))))
+        if self._clock is not None:
+            self._clock.show(*step_lines(result.result, status, diff=bool(context.CLIARGS.get("diff"))))
 
     def _close_step(self, host: str, task: Any, status: str, message: str) -> None:
         stage, label, begun = self._started.pop(host, (self._stage(task), _label(task), time.monotonic()))

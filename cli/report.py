@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 import jinja2
 
+from gpuhost import gate_text
 from gpuhost.documents import SCHEMA_PREFIX, seconds_between
 from gpuhost_cli import outcomes, report_words
 from gpuhost_cli.expectations import read_json
@@ -76,7 +77,7 @@ def build(run_dir: Path) -> Report:
         finished_at=finished,
         seconds=_seconds(started, finished),
         exit_status=None if status is None else int(status),
-        exit_meaning="" if status is None else report_words.EXIT_MEANING.get(int(status), "unknown"),
+        exit_meaning="" if status is None else report_words.exit_meaning(int(status), list(states.values())),
         hosts=hosts,
         not_recorded=tuple(missing),
     )
@@ -117,8 +118,10 @@ def environment(*, html: bool) -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     made.filters.update(
-        seconds=report_words.seconds_words, value=value_text, md=markdown_text, code=markdown_code, clock=clock_text
-    )
+        seconds=report_words.seconds_words, value=value_text, md=markdown_text, code=markdown_code, clock=clock_text,
+        quantity=gate_text.quantity, change=gate_text.change,
+    )  # fmt: skip
+    made.globals["was"] = report_words.was
     return made
 
 

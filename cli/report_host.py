@@ -9,6 +9,7 @@ from typing import Any
 from gpuhost.documents import seconds_between
 from gpuhost_cli import report_facts
 from gpuhost_cli import report_read as read
+from gpuhost_cli.report_gpu import GpuPart, gpu_part, measured_documents
 from gpuhost_cli.report_rows import (
     DoneStep,
     Fact,
@@ -56,6 +57,7 @@ class HostReport:
     done: tuple[DoneStep, ...]
     proofs: tuple[FindingRow, ...] | None
     verdict: GatePart | None
+    gpu: GpuPart | None
     rules: RulesPart | None
     measurements: tuple[MeasurementRow, ...] | None
     stages: tuple[StageTime, ...]
@@ -69,6 +71,19 @@ class HostReport:
             "gate": self.verdict, "measurements": self.measurements,
         }  # fmt: skip
         return tuple(name for name, section in sections.items() if section is None)
+
+    @property
+    def only_gated(self) -> bool:
+        """A gate or measurements outside of a roll: no plan, no changes."""
+        changed = any(step.changed for step in self.done)
+        return self.gpu is not None and self.plan is None and self.rules is None and not changed
+
+    @property
+    def measured_with_errors(self) -> bool:
+        """Nothing was judged, and not everything could be measured: done, but not well."""
+        return self.gpu is not None and self.gpu.table is None and any(
+            row.status == "error" for row in self.gpu.unmeasured
+        )  # fmt: skip
 
     @property
     def leaks(self) -> tuple[RuleChange, ...]:
@@ -117,10 +132,10 @@ def build_host(host: str, state: str, documents: Documents, run: Mapping[str, An
     tasks = [row for row in read.rows(run, "tasks") if row.get("host") == host]
     failures = read.failures(row for row in read.rows(run, "failures") if row.get("host") == host)
     roll, plan = documents.get("roll", {}), documents.get("plan")
-    measured, preflight = documents.get("measurements"), documents.get("preflight")
+    measured, preflight = measured_documents(documents), documents.get("preflight")
     downtime_s, downtime_open = downtime(roll)
     outline, gate = _Outline.of(documents, failures), _gate(documents.get("verdict"))
-    estimate = read.number((plan or {}).get("downtime_estimate_s"))
+    estimate, gpu = read.number((plan or {}).get("downtime_estimate_s")), gpu_part(documents)
     kernel = outline.kernel_now or outline.kernel_before
     gated = documents.get("verdict", {}).get("kernel")  # after a way back this is the old one
     words = Outline(
@@ -134,6 +149,7 @@ def build_host(host: str, state: str, documents: Documents, run: Mapping[str, An
         downtime_open,
         estimate,
         gated if isinstance(gated, str) else "",
+        gpu.measured if gpu is not None and gpu.table is None else "",
     )
     return HostReport(
         host=host,
@@ -142,7 +158,7 @@ def build_host(host: str, state: str, documents: Documents, run: Mapping[str, An
         said=outline.said,
         cause=outline.cause,
         cause_sentence=read.sentence_of(outline.cause),
-        next_step=_next_step(state, documents, failures, outline.cause),
+        next_step=_next_step(state, documents, failures, outline.cause) or _of_errors(gpu),
         kernel_before=outline.kernel_before,
         kernel_now=outline.kernel_now,
         target=outline.target,
@@ -158,8 +174,9 @@ def build_host(host: str, state: str, documents: Documents, run: Mapping[str, An
         done=read.done_steps(roll, tasks, run_id),
         proofs=None if preflight is None else read.proofs(preflight),
         verdict=_gate_part(documents.get("verdict")),
+        gpu=gpu,
         rules=_rules_part(documents.get("reconcile")),
-        measurements=None if measured is None else read.measurements(measured),
+        measurements=tuple(row for document in measured for row in read.measurements(document)) if measured else None,
         stages=read.stage_times(roll, tasks),
         failures=failures,
     )
@@ -190,14 +207,15 @@ class _Outline:
 
     @staticmethod
     def of(documents: Documents, failures: Sequence[FailureRow]) -> _Outline:
-        roll, plan, outcome = (documents.get(kind, {}) for kind in ("roll", "plan", "outcome"))
+        kinds = ("roll", "plan", "outcome", "verdict")
+        roll, plan, outcome, verdict = (documents.get(kind, {}) for kind in kinds)
         before = read.sub(documents.get("facts"), "kernel").get("release")
         after = read.sub(documents.get("facts_after"), "kernel").get("release")
         blocked = next((row.cause for row in read.blockers(plan)), "")
         standing = next((row.cause for row in failures if not row.rescued), "")
         return _Outline(
             kernel_before=read.text(roll.get("running_before") or before or plan.get("running")),
-            kernel_now=read.text(after or ("" if roll else before or plan.get("running"))),
+            kernel_now=read.text(after or ("" if roll else before or plan.get("running") or verdict.get("kernel"))),
             target=read.text(roll.get("target") or read.sub(plan, "target").get("release")),
             cause=read.text(outcome.get("cause") or roll.get("cause")) or standing or blocked,
             said=read.text(outcome.get("sentence") or roll.get("sentence")).rstrip("."),
@@ -245,6 +263,13 @@ def _next_step(state: str, documents: Documents, failures: Sequence[FailureRow],
     if state == "untouched":
         said.append("Run the same command again once the other hosts are in order.")
     return next((step for step in said if step), "")
+
+
+def _of_errors(gpu: GpuPart | None) -> str:
+    """What to do about the first error of a run that only measured."""
+    if gpu is None or gpu.table is not None:
+        return ""
+    return next((read.next_step_of(row.cause) for row in gpu.unmeasured if row.status == "error"), "")
 
 
 def _plan(plan: Mapping[str, Any]) -> PlanPart:

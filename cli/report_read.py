@@ -8,6 +8,7 @@ from typing import Any
 
 from gpuhost.causes import CAUSES
 from gpuhost.documents import DOWNTIME, STAGES
+from gpuhost.gate_text import quantity
 from gpuhost_cli.report_rows import (
     DoneStep,
     FailureRow,
@@ -171,10 +172,9 @@ def measurements(document: Doc) -> tuple[MeasurementRow, ...]:
 def _measurement(target: str, row: Doc) -> MeasurementRow:
     samples, said = sub(row, "samples"), sub(row, "detail")
     status = text(row.get("status")) or "not_measured"
-    low, high, count = (number(samples.get(key)) for key in ("p20", "p80", "n"))
-    spread = f"{low:g} to {high:g}" if low is not None and high is not None else ""
-    if count is not None:
-        spread = f"{spread}, n = {count:g}" if spread else f"n = {count:g}"
+    ends, count = [number(samples.get(key)) for key in ("p20", "p80")], number(samples.get("n"))
+    spread = "" if None in ends else " to ".join(quantity(end, "").strip() for end in ends)
+    spread = ", ".join(part for part in (spread, "" if count is None else f"n = {count:g}") if part)
     return MeasurementRow(
         target=target,
         name=text(row.get("name")),
@@ -186,6 +186,7 @@ def _measurement(target: str, row: Doc) -> MeasurementRow:
         status=status,
         cause=text(row.get("cause")),
         detail=text(said.get("sentence") or said.get("message") or row.get("detail")),
+        share=number(said.get("share")) if status == "measured" else None,
     )
 
 

@@ -102,6 +102,8 @@ class MeasurementRow:
     status: str
     cause: str
     detail: str
+    share: float | None = None
+    """Of the speed that is expected of it, such as the memory's peak; None where nothing is."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,9 @@ EXIT_MEANING = {
     5: "stopped at a safe point, can be resumed",
 }
 
+STANDALONE_GATE = "a gate failed, outside of a roll"
+"""Exit status 3 where no roll was on its way: there is no old kernel to be back on."""
+
 STATE_WORD = {
     "good": "good",
     "ok": "done",
@@ -54,6 +57,13 @@ SHORT_STATES = frozenset({"untouched", "nothing_to_do", "planned", "refused", "u
 """States in which most stages were not reached: their empty sections are named in one line."""
 
 
+def exit_meaning(status: int, states: Sequence[str]) -> str:
+    """What an exit status means, given how the hosts came out."""
+    if status == 3 and "gate_failed" in states and "good_on_old" not in states:
+        return STANDALONE_GATE
+    return EXIT_MEANING.get(status, "unknown")
+
+
 def seconds_words(seconds: float | None) -> str:
     """``2 h 03 min``, ``4 min 12 s``, ``7 s``, ``0.4 s``; ``not recorded`` for None."""
     if seconds is None:
@@ -70,6 +80,12 @@ def seconds_words(seconds: float | None) -> str:
     return f"{hours} h {minutes:02d} min"
 
 
+def was(before: float | None, after: float | None, unit: str) -> str:
+    """A value before and after: ``345 → 1935 MHz``; once where both are the same, or only one is known."""
+    known = [f"{value:.0f}" for value in (before, after) if value is not None]
+    return f"{' → '.join(dict.fromkeys(known))} {unit}" if known else "–"
+
+
 def downtime_words(seconds: float | None, still_open: bool) -> str:
     """The downtime for people."""
     if still_open:
@@ -79,7 +95,10 @@ def downtime_words(seconds: float | None, still_open: bool) -> str:
 
 @dataclass(frozen=True)
 class Outline:
-    """What a host's sentence is made of. ``kernel`` is the one that it runs now, ``gate_kernel`` the last gated one."""
+    """What a host's sentence is made of. ``kernel`` is the one that it runs now, ``gate_kernel`` the last gated one.
+
+    ``measured``: what a run that only measured has found, in words.
+    """
 
     host: str
     state: str
@@ -91,6 +110,7 @@ class Outline:
     downtime_open: bool
     estimate_s: float | None
     gate_kernel: str = ""
+    measured: str = ""
 
 
 def host_sentence(outline: Outline) -> str:
@@ -106,7 +126,7 @@ def host_sentence(outline: Outline) -> str:
     about = f"about {seconds_words(estimate)} of downtime" if estimate is not None else "downtime not estimated"
     sentences = {
         "good": f"{host} runs {on}, {gated}, {down}",
-        "ok": f"{host} runs {on}, {gated}",
+        "ok": f"{host}: {outline.measured}, nothing judged" if outline.measured else f"{host} runs {on}, {gated}",
         "findings": f"{host} has something left to do",
         "nothing_to_do": f"{host} already runs {on}, nothing to do, no downtime",
         "planned": f"{host} runs {on} and would go to {target}, {about}; nothing was changed",

@@ -178,6 +178,57 @@ def one_task(project: Path, arguments: str = "", hosts: str = "lab1") -> None:
     (project / "play.yml").write_text(ONE.format(hosts=hosts, arguments=arguments))
 
 
+VERDICT = """
+        cause: memory.slow
+        documents:
+          - schema: gpuhost.verdict
+            kernel: 6.8.12
+            status: fail
+            required: [memory]
+            verdicts:
+              - {check: memory, target: host, status: fail, required: true, cause: memory.slow, next_step: Look there.}
+            comparisons:
+              - {name: memory.copy.gpu0, check: memory, target: host, value: 4100, unit: gb_s, verdict: pass}
+              - {name: memory.copy.gpu3, check: memory, target: host, value: 2104, unit: gb_s, baseline: 3991,
+                 change_percent: -47.3, limit: at least 3791 GB/s (baseline - 5 %), verdict: fail, cause: memory.slow}
+"""
+
+
+@pytest.mark.play
+def test_a_gate_that_fails_shows_what_failed_and_the_way_out(project: Path) -> None:
+    (project / "play.yml").write_text(
+        "- name: Gate\n  hosts: lab1\n  gather_facts: false\n  tasks:\n    - name: Judge\n      tags: [gate]\n"
+        f"      given:{VERDICT}"
+    )
+    result = play(project)
+    assert result.returncode == 2, result.stdout + result.stderr
+    lines = [line.strip() for line in result.stderr.splitlines()]
+    first = next(number for number, line in enumerate(lines) if "Judge … failed in" in line)
+    assert re.fullmatch(r"measurement +now +baseline +change +limit +verdict", lines[first + 1])
+    assert lines[first + 2].split()[:4] == ["memory.copy.gpu3", "2104", "GB/s", "3991"]
+    assert lines[first + 2].endswith("fail memory.slow")
+    assert lines[first + 3] == "next: Look there."
+    assert not any("memory.copy.gpu0" in line for line in lines), "what passed is in the report"
+    folder, _ = record_of(project)
+    assert "memory.copy.gpu0" in (folder / "report.html").read_text()
+
+
+@pytest.mark.play
+def test_a_run_that_only_measures_has_a_report(project: Path) -> None:
+    item = "{name: memory, value: 1, unit: gpus, status: measured}"
+    one_task(
+        project,
+        "documents: [{schema: gpuhost.measurements, concern: memory, "
+        f"targets: {{host: {{measurements: [{item}]}}}}}}]",
+    )
+    result = play(project)
+    assert result.returncode == 0, result.stdout + result.stderr
+    folder, _ = record_of(project)
+    assert (folder / "lab1" / "measurements-memory.json").exists()
+    assert "lab1: 1 value measured, nothing judged" in result.stderr
+    assert "1 value measured" in (folder / "report.html").read_text()
+
+
 @pytest.mark.play
 def test_progress_can_be_off_and_the_run_named_from_outside(project: Path) -> None:
     one_task(project, "documents: [{schema: gpuhost.plan, nothing_to_do: true}]")
