@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import select
@@ -10,7 +11,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import Any, Callable, NoReturn
+from typing import Any, Callable
 
 from gpu_checks import processes
 from gpu_checks.causes import CAUSES
@@ -113,33 +114,19 @@ def last_line(text: bytes) -> str:
     return lines[-1] if lines else ""
 
 
-def _child(function: Callable[[PipeReport], None], report: int, stderr: int, parent: int) -> NoReturn:
-    """The child's life. It must not return into the parent's code, whatever happens."""
-    status = 1
-    try:
-        os.setsid()
-        # If the parent is killed outright, this process must not go on holding the GPUs.
-        processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
-        # Libraries write to stdout as they please; ours is the document's.
-        os.dup2(stderr, 1)
-        os.dup2(stderr, 2)
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        talk = PipeReport(report)
-        function(talk)
-        talk.end()
-        status = 0
-    except BaseException:
-        with contextlib.suppress(BaseException):
-            import traceback  # noqa: PLC0415 - milliseconds that only a crash needs
-
-            os.write(2, traceback.format_exc().encode("utf-8", "replace"))
-    finally:
-        os._exit(status)
+def _life(function: Callable[[PipeReport], None], report: int, stderr: int) -> None:
+    """The child's life."""
+    os.setsid()
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    # Libraries write to stdout as they please; ours is the document's.
+    os.dup2(stderr, 1)
+    os.dup2(stderr, 2)
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    talk = PipeReport(report)
+    function(talk)
+    talk.end()
 
 
 class _Listener:
@@ -219,7 +206,7 @@ def run_in_child(function: Callable[[PipeReport], None], timeout_seconds: float)
     try:
         pid = os.fork()
         if pid == 0:
-            _child(function, report, stderr, parent)
+            processes.only_live(parent, functools.partial(_life, function, report, stderr))
         os.close(report)
         os.close(stderr)
         listener = _Listener(report_end, stderr_end)

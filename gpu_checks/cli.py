@@ -36,12 +36,19 @@ def count(text: str) -> int:
     return value
 
 
+def at_least_one(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return value
+
+
 def parser() -> argparse.ArgumentParser:
     """The options, which are the whole interface."""
     made = argparse.ArgumentParser(
         prog="gpu_checks", description="Measure what the GPUs do where the workload runs; judging is done elsewhere."
     )
-    made.add_argument("checks", nargs="+", metavar="check", help="checks to run in this order; or: all, list")
+    made.add_argument("checks", nargs="+", metavar="check", help="checks in this order; or: all (not decode), list")
     made.add_argument("--json", action="store_true", help="write the document as JSON")
     made.add_argument("--expect-gpus", type=count, metavar="N", help="how many GPUs the workload should see")
     made.add_argument(
@@ -49,6 +56,19 @@ def parser() -> argparse.ArgumentParser:
         help="hard limit for each check, in seconds (default: %(default)g)",
     )  # fmt: skip
     made.add_argument("--quick", action="store_true", help="only what shows within seconds that something is broken")
+    defaults = Options()
+    made.add_argument(
+        "--model", default=defaults.model, metavar="MODEL",
+        help="for decode: a preset, a config.json, or its text (default: %(default)s)",
+    )  # fmt: skip
+    made.add_argument("--tp", type=at_least_one, default=defaults.tp, metavar="N", help="for decode: GPUs of a replica")
+    made.add_argument(
+        "--context", type=at_least_one, default=defaults.context, metavar="N",
+        help="for decode: tokens in the cache of each sequence (default: %(default)s)",
+    )  # fmt: skip
+    made.add_argument(
+        "--batch", type=at_least_one, default=defaults.batch, metavar="N", help="for decode: sequences decoded together"
+    )
     made.add_argument("--run-id", default="", metavar="ID", help="the run this belongs to, written into the document")
     made.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     return made
@@ -81,7 +101,14 @@ def _end(number: int, _frame: object) -> NoReturn:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    options = Options(expect_gpus=arguments.expect_gpus, quick=arguments.quick)
+    options = Options(
+        expect_gpus=arguments.expect_gpus,
+        quick=arguments.quick,
+        model=arguments.model,
+        tp=arguments.tp,
+        context=arguments.context,
+        batch=arguments.batch,
+    )
     measurements: list[Measurement] = []
     for name in dict.fromkeys(arguments.checks):
         measurements += run_check(REGISTRY[name], options, arguments.timeout)
@@ -97,7 +124,7 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.checks == ["list"] and not arguments.json:
             return _write(list_text())
         if arguments.checks == ["all"]:
-            arguments.checks = list(REGISTRY)
+            arguments.checks = [name for name, check in REGISTRY.items() if not check.by_name]
         unknown = [name for name in arguments.checks if name not in REGISTRY]
         if unknown:
             made.error(f"unknown check {', '.join(unknown)}: choose from {', '.join(REGISTRY)}; or all or list, alone")

@@ -69,8 +69,6 @@ class NcclBackend:
         texts = [read(path) or "" for path in nccl.configuration_files(os.environ)]
         self._set = nccl.additions(os.environ, texts, self._number if self._share else None)
         os.environ.update(self._set)
-        # Our kernels would be left behind in the user's ~/.nv otherwise.
-        os.environ["CUDA_CACHE_DISABLE"] = "1"
 
     @property
     def _library(self) -> Nccl:
@@ -164,7 +162,8 @@ class NcclBackend:
         for place in self._places:
             place.begin_capture()
         yield graphs
-        graphs += [place.end_capture() for place in self._places]
+        recorded = [place.stop_capture() for place in self._places]
+        graphs += [place.instantiate(graph) for place, graph in zip(self._places, recorded)]
 
     def replay(self, handle: list[c_void_p]) -> None:
         """Launch every member's graph."""
@@ -222,7 +221,7 @@ class NcclBackend:
         """The cause of an error of NCCL or CUDA; None for a defect of ours."""
         if isinstance(error, NcclError):
             return RankError(error.cause, str(error), remote=error.number == nccl.REMOTE_ERROR)
-        return explain(error, "") if isinstance(error, CudaError) else None
+        return explain(error) if isinstance(error, CudaError) else None
 
 
 def missing(seconds: float) -> Measurement:

@@ -13,10 +13,9 @@ from gpu_checks.collective_math import ELEMENT_BYTES, start, total
 from gpu_checks.cuda_api import CudaError
 from gpu_checks.cuda_async import AsyncApi
 from gpu_checks.kernels import LOCAL_BLOCKS, THREADS, Kernels
+from gpu_checks.parts import why_cuda
 from gpu_checks.rank_channel import RankError
 from gpu_checks.timing import Timer
-
-OUT_OF_MEMORY, DEVICE_UNAVAILABLE = 2, 46  # CUresult, from cuda.h
 
 SPARE_BYTES = 256 << 20
 """Left free beside our buffers: NCCL makes some more of its own at the first use of a size."""
@@ -27,10 +26,10 @@ POISON = 0xFF
 """Four of these are a NaN: no sum, and nothing that a sum could be made of."""
 
 
-def explain(error: CudaError, where: str, otherwise: str = "cuda.kernel_failed") -> RankError:
-    """The cause of an error of CUDA: a GPU that is full or taken is not broken."""
-    known = {OUT_OF_MEMORY: "cuda.out_of_memory", DEVICE_UNAVAILABLE: "cuda.device_busy"}
-    return RankError(known.get(error.number, otherwise), f"{where}{error}")
+def explain(error: CudaError, where: str = "", otherwise: str = "cuda.kernel_failed") -> RankError:
+    """The cause of an error of CUDA."""
+    why = why_cuda(error, "cuda.out_of_memory", otherwise, where)
+    return RankError(why.cause, why.message)
 
 
 def room(free: int, largest: int) -> int:
@@ -54,7 +53,7 @@ class Place:
         try:
             api.retain(member.ordinal)
         except CudaError as error:
-            raise explain(error, f"{member.name}: ", "cuda.context_failed") from error
+            raise explain(error, member.name, "cuda.context_failed") from error
         self._kernels = Kernels(api, member.ordinal)
         self._timer = Timer(api, self._kernels, member.ordinal)
         _, self._functions = api.load_all(collective_ptx.module(), collective_ptx.ENTRIES)
@@ -113,10 +112,15 @@ class Place:
         self.use()
         self.api.begin_capture(self.stream)
 
-    def end_capture(self) -> c_void_p:
-        """What was recorded, ready to be launched."""
+    def stop_capture(self) -> c_void_p:
+        """What was recorded."""
         self.use()
-        return self.api.end_capture(self.stream)
+        return self.api.stop_capture(self.stream)
+
+    def instantiate(self, graph: c_void_p) -> c_void_p:
+        """What was recorded, ready to be launched; once no member of this process records any more."""
+        self.use()
+        return self.api.instantiate(graph)
 
     def launch(self, graph: c_void_p) -> None:
         """Queue one run of what was recorded."""

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from gpu_checks.collective_backend import Backend, Handle, Member
-from gpu_checks.collective_math import ELEMENT_BYTES, GRAPH, chain_length, factor, is_fresh
+from gpu_checks.collective_math import ELEMENT_BYTES, GRAPH, factor, is_fresh
 from gpu_checks.rank_channel import Channel, RankError
 from gpu_checks.registry import Options
 
@@ -168,9 +168,3 @@ class Worker:
                 marks.append(backend.mark())
         backend.wait()
         return [backend.between(first, last) for first, last in zip(marks, marks[1:])]
-
-
-def chain(world: int) -> str:
-    """How the operations of a sample depend on each other, for the record."""
-    every = chain_length(world)
-    return f"in place, each on its forerunner's output; fresh input every {every} operations"

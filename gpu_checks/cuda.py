@@ -23,13 +23,17 @@ from gpu_checks.visible import VARIABLE
 
 NAME = "cuda"
 HERE = Roots()
-ENVIRONMENT = (VARIABLE, "CUDA_DEVICE_ORDER", "CUDA_MPS_PIPE_DIRECTORY", "LD_LIBRARY_PATH")
-"""What of the environment decides which GPUs and which libcuda a workload gets."""
+ENVIRONMENT = (VARIABLE, "CUDA_DEVICE_ORDER", "CUDA_MPS_PIPE_DIRECTORY", "LD_LIBRARY_PATH", "CUDA_LAUNCH_BLOCKING")
+"""What of the environment decides which GPUs and which libcuda a workload gets; and what makes it slow everywhere."""
+
+
+def _environment() -> dict[str, str]:
+    return {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
 
 
 @dataclass
 class State:
-    """The check as it goes on. ``error``: what CUDA answered, as evidence."""
+    """The check as it goes on. ``error``: what CUDA answered, as evidence. ``environment``: before ours is set."""
 
     roots: Roots
     report: Report
@@ -39,6 +43,7 @@ class State:
     seconds: dict[str, float] = field(default_factory=dict)
     cuda_version: int | None = None
     error: CudaError | None = None
+    environment: dict[str, str] = field(default_factory=_environment)
 
 
 def look_at_nodes(options: Options, report: Report, roots: Roots) -> State:
@@ -67,8 +72,6 @@ def _names(folder: str) -> list[str]:
 
 def start(state: State, load: Callable[[], Api] = Api) -> None:
     """Load libcuda, call cuInit, count."""
-    # Our kernel would be left behind in the user's ~/.nv otherwise.
-    os.environ["CUDA_CACHE_DISABLE"] = "1"
     state.report.doing("load libcuda.so.1")
     begin = time.monotonic()
     try:
@@ -201,7 +204,7 @@ def overall(state: State, why: Reason | None, gpus: list[Measurement], begin: fl
         "expected_gpus": facts.expected,
         "gpus_seen": facts.count,
         "euid": facts.euid,
-        "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+        "environment": state.environment,
         "libcuda": {"path": facts.library_path, "version": facts.library_version, "cuda": state.cuda_version},
         "cuda_error": None if state.error is None else {"number": state.error.number, "name": state.error.name},
         "seconds": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ ATTACH_GLOBAL = 1
 
 THREADS = 256
 """A block; every GPU takes at least 512."""
+
+SETTINGS = {"CUDA_CACHE_DISABLE": "1", "CUDA_LAUNCH_BLOCKING": "0"}
+"""What libcuda is told, whatever the environment says: our kernels would be left behind in the user's ~/.nv otherwise;
+and where each launch waits for its end, one behind a held stream waits until that goes on by itself, see ``timing``."""
 
 
 class CudaError(Exception):
@@ -56,6 +61,7 @@ class Api:
 
     def __init__(self, library: str = LIBRARY) -> None:
         """Load the library as every CUDA program does: by its name, through the loader's own search."""
+        os.environ.update(SETTINGS)  # read by cuInit
         self._cuda = ctypes.CDLL(library)
 
     def _function(self, names: tuple[str, ...]) -> Any:

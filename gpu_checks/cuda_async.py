@@ -190,8 +190,17 @@ class AsyncApi(Api):
 
     def end_capture(self, stream: c_void_p) -> c_void_p:
         """The recorded work, ready to be launched."""
-        graph, executable = c_void_p(), c_void_p()
+        return self.instantiate(self.stop_capture(stream))
+
+    def stop_capture(self, stream: c_void_p) -> c_void_p:
+        """The recorded work, still to be instantiated."""
+        graph = c_void_p()
         self.call("cuStreamEndCapture", stream, byref(graph))
+        return graph
+
+    def instantiate(self, graph: c_void_p) -> c_void_p:
+        """Recorded work made ready to be launched. CUDA refuses while any stream of this thread is recording."""
+        executable = c_void_p()
         try:
             # WithFlags has one signature since CUDA 11.4; plain cuGraphInstantiate had three.
             self.call("cuGraphInstantiateWithFlags", byref(executable), graph, ctypes.c_ulonglong(0))

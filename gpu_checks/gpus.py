@@ -21,6 +21,10 @@ from gpu_checks.triage import HUNG
 
 METHOD = "the rungs of CUDA: device nodes, cuInit, number of GPUs"
 
+MEMORY_SHARE = 0.5
+"""Of a GPU's free memory a check's buffers take at most this: a server that grows meanwhile must not fail because of
+us."""
+
 
 @dataclass(frozen=True)
 class Ready:

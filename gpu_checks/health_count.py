@@ -17,6 +17,9 @@ from gpu_checks.nvml_api import Library
 LOST = {15: "it has fallen off the bus", 16: "it needs a reset"}
 """NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED: given for the handle, or only by what is asked with it."""
 
+NO_PERMISSION = 4
+"""NVML_ERROR_NO_PERMISSION: NVML counts GPUs that this place may not open, as a container that has some of a host's."""
+
 DRIVER = "nvidia"
 CAUSE = "health.gpu_missing"
 
@@ -79,7 +82,10 @@ def on_the_bus(roots: Roots) -> list[OnBus] | None:
 
 def judge(gpus: Sequence[Here], bus: Sequence[OnBus] | None, expected: int | None) -> tuple[list[Reason], list[str]]:
     """What is missing, and what can't be said here."""
-    faults, unseen = [], []
+    faults: list[Reason] = []
+    barred = [gpu.address for gpu in gpus if gpu.number == NO_PERMISSION]
+    unseen = [f"NVML may not open {len(barred)} GPUs here: {', '.join(barred)}"] if barred else []
+    gpus = [gpu for gpu in gpus if gpu.number != NO_PERMISSION]
     if any(gpu.device is not None and ":" not in gpu.address for gpu in gpus):
         bus = None  # NVML does not say where its GPUs are, so nothing can be compared
     seen = {gpu.address for gpu in gpus}

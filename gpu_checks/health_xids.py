@@ -42,7 +42,8 @@ OF_PROGRAMS = {
 UNKNOWN = "see NVIDIA's catalogue"
 
 # "NVRM: Xid (PCI:0000:41:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
-_LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]+:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?\): (\d+)")
+# With MIG its instances stand behind the address: "(PCI:0000:41:00 GPU-I:05 GPU-CI:00)" (kernel_rc.c of the driver).
+_LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F]+:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?[^)]*\): (\d+)")
 
 
 @dataclass(frozen=True)

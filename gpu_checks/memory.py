@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 from gpu_checks.cuda_api import CudaError
 from gpu_checks.cuda_async import L2_CACHE_BYTES
-from gpu_checks.gpus import Gpus, Ready, open_gpus
+from gpu_checks.gpus import MEMORY_SHARE, Gpus, Ready, open_gpus
 from gpu_checks.kernels import LOCAL_BLOCKS
 from gpu_checks.parts import Parts, Why, busy_gpus, gb_s, good_gpus, lowest, share, why_cuda
 from gpu_checks.registry import Options, Report
@@ -31,9 +31,6 @@ which the memory is not yet or no longer busy, hardly count: at nvbandwidth's 51
 
 GRANULE = 2 << 20
 """Buffers are multiples of this: a page of the GPU, and of every kernel's element."""
-
-KEEP_FREE_SHARE, KEEP_FREE_BYTES = 8, 256 << 20
-"""Left to whoever shares the GPU: an eighth of what is free, and no more than so many bytes."""
 
 COUNT, WARM_UP = 40, 3
 """Passes: 40 ms of work for each figure on an H200, half a second on a small card."""
@@ -101,14 +98,13 @@ def buffer_bytes(free_bytes: int, l2_bytes: int) -> int | None:
 
     >>> buffer_bytes(1 << 40, 60 << 20) == BUFFER_BYTES
     True
-    >>> buffer_bytes(480 << 20, 60 << 20) >> 20
-    210
-    >>> buffer_bytes(400 << 20, 60 << 20) is None
+    >>> buffer_bytes(1000 << 20, 60 << 20) >> 20
+    250
+    >>> buffer_bytes(700 << 20, 60 << 20) is None
     True
     """
     least = (L2_MULTIPLE * l2_bytes // GRANULE + 1) * GRANULE
-    kept = min(KEEP_FREE_BYTES, free_bytes // KEEP_FREE_SHARE)
-    room = (free_bytes - kept) // 2 // GRANULE * GRANULE
+    room = int(free_bytes * MEMORY_SHARE) // 2 // GRANULE * GRANULE
     size = min(max(BUFFER_BYTES, least), room)
     return size if size >= least else None
 
@@ -174,7 +170,7 @@ def _on_gpu(gpus: Gpus, ordinal: int, parts: Parts, report: Report) -> None:
         size = buffer_bytes(free, l2_bytes)
         if size is None:
             text = f"{where}: {free} bytes are free; two buffers larger than {L2_MULTIPLE} x {l2_bytes} bytes of L2"
-            text += " are needed, and some room is left to others"
+            text += " are needed, and half is left to others"
             _refuse_all(parts, ordinal, Why("memory.no_room", text), begin)
             return
         report.doing(f"allocate twice {size} bytes on {where}", hung=HUNG)

@@ -22,6 +22,10 @@ WHEEL = os.path.join("nvidia", "nccl", "lib", LIBRARY)
 CHOSEN = "VLLM_NCCL_SO_PATH"
 """The variable by which an inference engine is told which libnccl to load."""
 
+SHARED_MEMORY = "/dev/shm/nccl-"  # noqa: S108 - NCCL's choice; nothing is written there by us
+"""How its files in shared memory begin. The last rank that opens one removes its name; where ranks are killed before,
+it stays, and soon fills the 64 MB that a container has."""
+
 UNIQUE_ID_BYTES = 128
 FLOAT32, SUM = 7, 0
 REMOTE_ERROR = 6
@@ -77,15 +81,22 @@ def find() -> list[str]:
     return candidates(os.environ, sys.path, sys.prefix)
 
 
-def is_asked(variable: str, environment: Mapping[str, str], texts: Iterable[str]) -> bool:
-    """Whether the user sets a variable of NCCL's: in the environment, or in a text of NCCL's configuration.
+def configured(texts: Iterable[str]) -> dict[str, str]:
+    """The variables in texts of NCCL's configuration; of one that is there twice the first counts.
 
-    >>> is_asked("NCCL_NVLS_ENABLE", {}, ["# NCCL_NVLS_ENABLE=1", "NCCL_DEBUG=INFO"])
-    False
+    >>> configured(["# NCCL_NVLS_ENABLE=1\\n NCCL_DEBUG = INFO", "NCCL_DEBUG=WARN"])
+    {'NCCL_DEBUG': 'INFO'}
     """
-    if variable in environment:
-        return True
-    return any(re.search(rf"^\s*{variable}\s*=", text, re.MULTILINE) for text in texts)
+    found: dict[str, str] = {}
+    for text in texts:
+        for name, value in re.findall(r"^\s*(NCCL_\w+)[ \t]*=[ \t]*(.*?)\s*$", text, re.MULTILINE):
+            found.setdefault(name, value)
+    return found
+
+
+def is_asked(variable: str, environment: Mapping[str, str], texts: Iterable[str]) -> bool:
+    """Whether the user sets a variable of NCCL's: in the environment, or in a text of NCCL's configuration."""
+    return variable in environment or variable in configured(texts)
 
 
 def configuration_files(environment: Mapping[str, str]) -> list[str]:

@@ -128,9 +128,12 @@ class Session:
         return None if bits is None else reason_names(bits)
 
     def peak_gb_s(self, pci_bus_id: str) -> float | None:
-        """The memory's peak in GB/s from its highest clock and its bus width; None where NVML lacks one of them."""
+        """The memory's peak in GB/s from its highest clock and its bus width; None where NVML lacks one of them.
+
+        None with MIG too: an instance has a part of the memory's channels, and NVML speaks of the whole GPU.
+        """
         nvml, device = self.library, self.handle(pci_bus_id)
-        if nvml is None or device is None:
+        if nvml is None or device is None or nvml.mig_on(device):
             return None
         clock = nvml.number("nvmlDeviceGetMaxClockInfo", device, c_int(CLOCK_MEMORY))
         width = nvml.number("nvmlDeviceGetMemoryBusWidth", device)

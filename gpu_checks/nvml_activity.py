@@ -187,10 +187,13 @@ def _open(nvml: Library, watch: _Watch) -> None:
     watch.sample = nvml_gpm.take(nvml, watch.device) if nvml_gpm.supported(nvml, watch.device) else None
 
 
-def _throughput(nvml: Library, watch: _Watch, deadline: float) -> None:
-    """PCIe's traffic where there is no counter of bytes: NVML measures 20 ms for each direction, while we wait."""
+def _throughput(nvml: Library, watch: _Watch) -> None:
+    """PCIe's traffic where there is no counter of bytes: NVML measures 20 ms for each direction, while we wait.
+
+    Of many such GPUs that takes longer than the window; left out, a copy to one of the last would show nowhere.
+    """
     for name, number in PCIE_DIRECTIONS:
-        if name not in watch.counts and watch.sample is None and time.monotonic() < deadline:
+        if name not in watch.counts and watch.sample is None:
             kilobytes = nvml.number("nvmlDeviceGetPcieThroughput", watch.device, c_int(number))
             if kilobytes is not None:
                 watch.gb_s[name] = kilobytes / 1e6
@@ -240,7 +243,7 @@ def look(nvml: Library, devices: Mapping[str, c_void_p], window: float = WINDOW_
         _open(nvml, watch)
     deadline = time.monotonic() + window
     for watch in watches:
-        _throughput(nvml, watch, deadline)
+        _throughput(nvml, watch)
     time.sleep(max(0.0, deadline - time.monotonic()))
     for watch in watches:
         _close(nvml, watch)
@@ -260,12 +263,13 @@ def sure(nvml: Library, devices: Mapping[str, c_void_p], settle: float = SETTLE_
     Over: two quiet looks, one after the other. What is seen at first may be the end of something that is gone.
     """
     begin = time.monotonic()
-    found = look(nvml, devices)
+    before = found = look(nvml, devices)
     quiet = QUIET_LOOKS if not any(each.active for each in found) else 0
     while quiet < QUIET_LOOKS and time.monotonic() - begin < settle:
-        found = look(nvml, devices)
+        before, found = found, look(nvml, devices)
         quiet = quiet + 1 if not any(each.active for each in found) else 0
-    return found
+    # For a GPU by itself the same: one that pauses in the last look only is in use.
+    return [last if last.active else former for last, former in zip(found, before)]
 
 
 def plain(activity: Activity) -> dict[str, Any]:

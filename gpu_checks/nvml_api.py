@@ -148,7 +148,7 @@ class Library:
     def bus_id(self, device: c_void_p) -> str | None:
         """A GPU's address, as sysfs writes it."""
         info = PciInfo()
-        if self.ask(("nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetPciInfo_v2"), device, byref(info)) != SUCCESS:
+        if self.ask("nvmlDeviceGetPciInfo_v3", device, byref(info)) != SUCCESS:
             return None
         return address_of(info.bus_id.decode("ascii", "replace"))
 

@@ -12,7 +12,10 @@ import os
 import time
 from typing import Any
 
+from gpu_checks import nccl
+from gpu_checks.host_view import read
 from gpu_checks.measurement import ERROR, Measurement, from_dict
+from gpu_checks.p2p_links import NVLINK
 from gpu_checks.p2p_overall import METHOD, missing, overall
 from gpu_checks.p2p_plan import NAME, Step
 from gpu_checks.p2p_results import accesses, environment, of_step
@@ -118,7 +121,8 @@ class Course:
         if step is None or opened is None:
             return
         found = suspects([opened.addresses[gpu] for gpu in sorted({gpu for pair in step.pairs for gpu in pair})])
-        message = f"{step}: {how}; {in_words(found)}" if hung else f"{step}: {how}"
+        by_nvlink = all(opened.links[pair].kind == NVLINK for pair in step.pairs)
+        message = f"{step}: {how}; {in_words(found, by_nvlink)}" if hung else f"{step}: {how}"
         self.known.lose(step, HANG if hung else FAILED, message)
         result = {**self.known.results[step.key], "suspects": found, "state": ending.state}
         result["survivors"] = ending.survivors
@@ -186,7 +190,10 @@ def _step(plain: dict[str, Any]) -> Step:
 
 
 def _environment() -> dict[str, str]:
-    return {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    """What is set of it, NCCL's own files included, which count where the environment says nothing."""
+    texts = [read(path) or "" for path in nccl.configuration_files(os.environ)]
+    known = {**nccl.configured(texts), **os.environ}
+    return {name: known[name] for name in ENVIRONMENT if name in known}
 
 
 def check(options: Options, report: Report, tools: Tools = TOOLS) -> None:

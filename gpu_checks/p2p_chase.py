@@ -10,6 +10,7 @@ All this is the same here, with fewer walks; nvbandwidth's seconds go into writi
 from __future__ import annotations
 
 from array import array
+from dataclasses import asdict
 from typing import Any
 
 from gpu_checks.p2p_copy import Mover
@@ -60,6 +61,6 @@ def latency(mover: Mover, i: int, j: int) -> dict[str, Any]:
     samples = summary([time / STEPS for time in ready.timer.each(ready.stream, walk, len(walkers), warm_up=1)])
     return {
         "us": samples.median,
-        "samples": {"n": samples.n, "median": samples.median, "p20": samples.p20, "p80": samples.p80},
+        "samples": asdict(samples),
         "moved": {"steps": STEPS, "walks": len(walkers), "chain_bytes": CHAIN_BYTES, "stride_bytes": STRIDE_BYTES},
     }

@@ -7,6 +7,7 @@ ways); of two ways at once each way's own speed counts.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from ctypes import byref, c_void_p
 from dataclasses import dataclass
@@ -14,8 +15,7 @@ from typing import Any
 
 from gpu_checks.cuda_api import CudaError
 from gpu_checks.gpus import Gpus, Ready
-from gpu_checks.kernels import Wrong
-from gpu_checks.p2p_plan import CE, PARTS, SM_READ, SMALL, TURNS, WARM_UP, copy_bytes, reads, seed
+from gpu_checks.p2p_plan import CE, PARTS, SM_READ, SMALL, TURNS, WARM_UP, copy_bytes, reads, seed, target_s
 from gpu_checks.timing import summary
 
 FILLER = 0xA5
@@ -150,12 +150,7 @@ class Mover:
         """Compare what arrived in this many copies, on the target's own GPU; None where all is right."""
         ready, size = self.on(flow.target), flow.each * min(turns, flow.parts)
         wrong = ready.kernels.verify(flow.target_address, size, flow.mark, ready.stream)
-        return None if wrong is None else as_plain(wrong)
-
-
-def as_plain(wrong: Wrong) -> dict[str, int]:
-    """For the record: wrong words, how many of them are 0, the first one's place in words."""
-    return {"words": wrong.words, "zeros": wrong.zeros, "first": wrong.first}
+        return None if wrong is None else dataclasses.asdict(wrong)
 
 
 def timed(mover: Mover, flows: Sequence[Flow], turns: int, warm_up: int) -> list[list[float]]:
@@ -259,7 +254,7 @@ def measure(mover: Mover, pairs: Sequence[tuple[int, int]], engine: str) -> dict
     Returns ``flows``, in the order of ``pairs``: speed, samples, and what was wrong.
     """
     slowest = min(guess(mover, i, j, engine) for i, j in pairs)
-    each = copy_bytes(mover.size, slowest)
+    each = copy_bytes(mover.size, slowest, within_s=target_s(len(mover.buffers)))
     parts = min(mover.size // each, TURNS)
     flows = [mover.flow(i, j, engine, each, parts) for i, j in pairs]
     for flow in flows:
@@ -272,7 +267,7 @@ def measure(mover: Mover, pairs: Sequence[tuple[int, int]], engine: str) -> dict
         found.append(
             {
                 "gb_s": samples.median if len(flows) == 1 else shared,
-                "samples": {"n": samples.n, "median": samples.median, "p20": samples.p20, "p80": samples.p80},
+                "samples": dataclasses.asdict(samples),
                 "wrong": mover.prove(flow, TURNS),
             }
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpu_checks.measurement import ERROR, MEASURED, NOT_MEASURED, Measurement
-from gpu_checks.p2p_plan import ARRIVE, BOTH, CE, LARGEST_BUFFER, LATENCY, NAME, SM_READ, SM_WRITE, Step, plan
+from gpu_checks.p2p_plan import ARRIVE, BOTH, CE, ENGINES, LARGEST_BUFFER, LATENCY, NAME, SM_READ, SM_WRITE, Step, plan
 from gpu_checks.p2p_results import IN_USE, NO_ACCESS, NOT_REACHED, of_pair, refused
 from gpu_checks.p2p_state import WORST, WRONG, Known, Opened, name_of, words_of
 
@@ -130,7 +130,4 @@ def _badness(each: Measurement) -> int:
 
 def _tried(known: Known, pair: tuple[int, int]) -> bool:
     """Whether data of this pair was compared at all."""
-    return any(
-        step_key.startswith(f"{ARRIVE} ") and step_key.endswith(f".{name_of(pair)}") and "wrong" in result
-        for step_key, result in known.results.items()
-    )
+    return any("wrong" in known.first(pair, engine) for engine in ENGINES)

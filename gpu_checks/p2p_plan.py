@@ -9,6 +9,8 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpu_checks.gpus import MEMORY_SHARE
+
 NAME = "p2p"
 
 CE, SM_WRITE, SM_READ = "ce", "sm_write", "sm_read"
@@ -25,9 +27,6 @@ LARGEST_BUFFER, SMALLEST_BUFFER = 512 * MIB, 16 * MIB
 """Each GPU has two of one size: 512 MiB as nvbandwidth takes, more than 3x any GPU's L2 cache; half, and half again,
 where memory is scarce. Below 16 MiB a copy's start would count for more than a percent, so that nothing is measured."""
 
-MEMORY_SHARE = 0.5
-"""Of a GPU's free memory both buffers take at most this: a server that grows meanwhile must not fail because of us."""
-
 SMALL = MIB
 """The first copy of each pair: large enough for every packet size, small enough to come through any link at once."""
 
@@ -40,9 +39,10 @@ TOGETHER_TURNS, TOGETHER_WARM_UP = 8, 2
 
 PARTS = (1, 8, 64)
 SLOT_UNIT = 64 << 10
-TARGET_S = 0.1
+TARGET_S, TARGET_GPUS = 0.1, 8
 """A figure's copies shall be through within this: a slow link gets parts of the buffers, one after the other, so that
-no part is in a cache when its turn comes again."""
+no part is in a cache when its turn comes again. With more GPUs than eight it is less, as there are more pairs: the 240
+of 16 GPUs would take 140 s at 12 GB/s, more than the whole check has."""
 
 
 @dataclass(frozen=True)
@@ -175,13 +175,23 @@ def buffer_bytes(free_bytes: int) -> int:
     return 0
 
 
-def copy_bytes(size: int, gb_s: float, turns: int = TURNS) -> int:
+def target_s(gpus: int) -> float:
+    """The time for a figure's copies, so that those of all pairs take about the same on every host.
+
+    >>> target_s(2), target_s(8), round(target_s(16), 4)
+    (0.1, 0.1, 0.0233)
+    """
+    most = TARGET_GPUS * (TARGET_GPUS - 1)
+    return TARGET_S * min(1.0, most / max(1, gpus * (gpus - 1)))
+
+
+def copy_bytes(size: int, gb_s: float, turns: int = TURNS, within_s: float = TARGET_S) -> int:
     """How much one copy moves: the whole buffer, or the part with which all copies are through in time.
 
     >>> copy_bytes(512 << 20, 390.0) >> 20, copy_bytes(512 << 20, 25.0) >> 20, copy_bytes(512 << 20, 4.0) >> 20
     (512, 64, 8)
     """
-    fitting = (size // part for part in PARTS if size // part * turns <= gb_s * 1e9 * TARGET_S)
+    fitting = (size // part for part in PARTS if size // part * turns <= gb_s * 1e9 * within_s)
     return next(fitting, size // PARTS[-1])
 
 

@@ -96,7 +96,7 @@ def of_step(known: Known, opened: Opened, step: Step, result: dict[str, Any], se
     if "error" in result:
         cause = result.get("cause", FAILED)
         extra = {key: result[key] for key in ("suspects", "state", "survivors") if result.get(key)}
-        pairs = [of_pair(opened, pair, None) for pair in step.pairs] if step.what != TOGETHER else [{}] * 1
+        pairs = [of_pair(opened, pair, None) for pair in step.pairs] if step.what != TOGETHER else [{}]
         rows = zip(step.names, pairs)
         return [refused(name, ERROR, cause, result["error"], seconds, **row, **extra) for name, row in rows]
     if step.what == ARRIVE:

@@ -82,8 +82,10 @@ def suspects(addresses: list[str], sys: str = "/sys", proc: str = "/proc") -> di
     }
 
 
-def in_words(found: dict[str, Any]) -> str:
-    """The suspects in half a sentence, for the message of a hang."""
+def in_words(found: dict[str, Any], by_nvlink: bool) -> str:
+    """The suspects in half a sentence, for the message of a hang. NVLink knows nothing of bridges and IOMMUs."""
+    if by_nvlink:
+        return "NVLink joins these GPUs: first suspects are their links (the check health) and the fabric manager"
     redirecting = [each["bridge"] for each in found["bridges"] if "request_redirect" in (each["acs"] or ())]
     unread = any(not each["readable"] for each in found["bridges"]) or not found["bridges"]
     if redirecting:

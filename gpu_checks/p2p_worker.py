@@ -6,15 +6,14 @@ once through a pipe; the check knows what was begun last, and how long that may 
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import json
 import os
 import select
-import signal
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import Any, Callable, NoReturn
+from typing import Any, Callable
 
 from gpu_checks import processes
 from gpu_checks.child import CHUNK_BYTES, PipeReport
@@ -43,27 +42,11 @@ class Ending:
     survivors: list[int] = field(default_factory=list)
 
 
-def _live(function: Callable[[Talk], None], pipe: int, parent: int) -> NoReturn:
-    """The worker's life. It must not return into the check's code, whatever happens.
-
-    It stays in the check's session, so that it is killed with the check; and dies with it.
-    """
-    status = 1
-    try:
-        processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-        talk = Talk(pipe)
-        function(talk)
-        talk.end()
-        status = 0
-    except BaseException:
-        with contextlib.suppress(BaseException):
-            import traceback  # noqa: PLC0415 - milliseconds that only a crash needs
-
-            os.write(2, traceback.format_exc().encode("utf-8", "replace"))
-    finally:
-        os._exit(status)
+def _life(function: Callable[[Talk], None], pipe: int) -> None:
+    """The worker's life. It stays in the check's session, so that it is killed with the check."""
+    talk = Talk(pipe)
+    function(talk)
+    talk.end()
 
 
 def _listen(pipe: int, hear: Callable[[dict[str, Any]], float | None], limit_s: float) -> str:
@@ -107,7 +90,7 @@ def follow(function: Callable[[Talk], None], hear: Callable[[dict[str, Any]], fl
         pid = os.fork()
         if pid == 0:
             os.close(listen)
-            _live(function, talk, parent)
+            processes.only_live(parent, functools.partial(_life, function, talk))
         os.close(talk)
         kind = _listen(listen, hear, limit_s)
         state = processes.state(pid) if kind == HUNG else ""

@@ -19,6 +19,8 @@ NO_DEFECT = frozenset(
         *("gpu.in_use", "memory.no_room", "gemm.no_room", "gemm.unsupported", "torch.missing"),
         *("allreduce.out_of_time", "allreduce.graph_unsupported", "nccl.missing"),
         *("cuda.out_of_memory", "cuda.device_busy"),
+        *("decode.no_room", "decode.unsupported", "decode.one_gpu", "decode.one_rank", "decode.out_of_time"),
+        "decode.part_missing",
     }
 )
 """Causes that say that something could not be tried, and nothing about the GPU."""
@@ -48,7 +50,7 @@ def why_cuda(error: CudaError, no_room: str, otherwise: str, where: str) -> Why:
         DEVICE_UNAVAILABLE: "cuda.device_busy",
         JIT_COMPILER_NOT_FOUND: "cuda.library_missing",
     }
-    return Why(known.get(error.number, otherwise), f"{where}: {error}")
+    return Why(known.get(error.number, otherwise), f"{where}: {error}" if where else str(error))
 
 
 def gb_s(size: int, times_us: Iterable[float]) -> list[float]:
@@ -63,16 +65,15 @@ def gb_s(size: int, times_us: Iterable[float]) -> list[float]:
 def share(value: float, peak: float | None) -> dict[str, Any]:
     """A rate beside the memory's peak, for the record; it says so where there is no peak."""
     if peak is None:
-        return {"peak_gb_s": None, "share": None, "share_unknown": "NVML gives no memory clock or no bus width"}
+        return {"peak_gb_s": None, "share": None, "share_unknown": "no memory clock or bus width from NVML, or MIG"}
     return {"peak_gb_s": peak, "share": round(value / peak, 4)}
 
 
 def busy_gpus(gpus: Gpus) -> dict[int, str]:
-    """Who else uses a GPU, by its ordinal; empty where nobody does. All are asked at once, and singly only then."""
+    """Who else uses a GPU, by its ordinal; empty where nobody does. All are watched at the same time."""
     gpus.report.doing("ask who else uses the GPUs", hung=HUNG)
-    if gpus.others_active() is None:
-        return {}
-    found = {gpu.ordinal: gpus.session.others_active([gpu.pci_bus_id]) for gpu in gpus.gpus}
+    seen = {each.pci_bus_id: each.sentence() for each in gpus.session.activity([gpu.pci_bus_id for gpu in gpus.gpus])}
+    found = {gpu.ordinal: seen.get(gpu.pci_bus_id) for gpu in gpus.gpus}
     return {ordinal: text for ordinal, text in found.items() if text is not None}
 
 
@@ -113,9 +114,10 @@ class Parts:
     ) -> None:
         """Hand over the check as a whole: ``why``, or the first part that failed, or that was not measured.
 
-        ``fine``: causes that are no reason for the whole to be without a figure.
+        ``fine``: causes that are no reason for the whole to be without a figure, where something was measured at all.
         """
         if why is None:
+            fine = fine if any(each.status == MEASURED for each in self.made) else ()
             bad = [each for each in self.made if each.status != MEASURED and each.cause not in fine]
             # A GPU that fails comes before one that could not be tried.
             first = next((each for each in bad if each.status == ERROR), bad[0] if bad else None)
@@ -135,9 +137,9 @@ def lowest(made: Iterable[Measurement], begins: str, ends: str = "") -> float | 
 
 
 def good_gpus(made: Iterable[Measurement], ordinals: Iterable[int], fine: Sequence[str] = ()) -> int:
-    """How many GPUs have parts, and only such that were measured. ``fine``: causes that count as measured."""
+    """How many GPUs have parts that were measured, and no others. ``fine``: causes of parts that do not count."""
     count = 0
     for ordinal in ordinals:
-        own = [each for each in made if f"gpu{ordinal}" in each.name.split(".")]
-        count += bool(own) and all(each.status == MEASURED or each.cause in fine for each in own)
+        own = [each for each in made if f"gpu{ordinal}" in each.name.split(".") and each.cause not in fine]
+        count += bool(own) and all(each.status == MEASURED for each in own)
     return count

@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from typing import Callable
+from typing import Callable, NoReturn
 
 GRACE_SECONDS = 2.0
 """How long SIGKILL may take to work. Longer means a process that hangs in the kernel; nobody can end that one."""
@@ -26,6 +26,28 @@ def prctl(option: int, value: int) -> bool:
         return int(ctypes.CDLL(None).prctl(option, value, 0, 0, 0)) == 0
     except (ImportError, OSError, AttributeError):
         return False
+
+
+def only_live(parent: int, life: Callable[[], None]) -> NoReturn:
+    """Right after a fork: the whole life of the new process, which dies with its parent.
+
+    It must not return into the parent's code, whatever happens. An error goes to stderr, and makes the exit status 1.
+    """
+    status = 1
+    try:
+        # If the parent is killed outright, this process must not go on holding the GPUs.
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+        life()
+        status = 0
+    except BaseException:
+        with contextlib.suppress(BaseException):
+            import traceback  # noqa: PLC0415 - milliseconds that only a crash needs
+
+            os.write(2, traceback.format_exc().encode("utf-8", "replace"))
+    finally:
+        os._exit(status)
 
 
 def _parents() -> dict[int, int]:
@@ -68,6 +90,16 @@ def state(pid: int) -> str:
         where = file.read().strip()
         if found and where not in ("", "0"):
             found += f" in {where}"
+    return found
+
+
+def open_files(pid: int) -> set[str]:
+    """The paths of what a process has open, as the kernel writes them; empty where they may not be seen."""
+    found: set[str] = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                found.add(os.readlink(f"/proc/{pid}/fd/{name}"))
     return found
 
 

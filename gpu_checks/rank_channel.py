@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import socket
 from typing import Any, Callable, NoReturn
 
@@ -80,24 +78,12 @@ def serve(channel: Channel, carry: Carry) -> None:
 
 
 def live(file: socket.socket, stderr: int, leader: int, life: Callable[[Channel], None]) -> NoReturn:
-    """The whole life of a rank's process, right after its fork. It must not return into the leader's code.
+    """The whole life of a rank's process. It stays in the check's session, so that it is killed with the check."""
 
-    It stays in the check's session, so that it is killed with the check; and dies with the leader.
-    """
-    status = 1
-    try:
-        processes.prctl(processes.PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != leader:
-            os._exit(1)
+    def inside() -> None:
         # Libraries write to both as they please.
         os.dup2(stderr, 1)
         os.dup2(stderr, 2)
         life(Channel(file))
-        status = 0
-    except BaseException:
-        with contextlib.suppress(BaseException):
-            import traceback  # noqa: PLC0415 - milliseconds that only a crash needs
 
-            os.write(2, traceback.format_exc().encode("utf-8", "replace"))
-    finally:
-        os._exit(status)
+    processes.only_live(leader, inside)

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
-from gpu_checks import child, processes
+from gpu_checks import child, nccl, processes
 from gpu_checks.measurement import from_dict
 from gpu_checks.rank_channel import CHUNK_BYTES, Channel, live
 from gpu_checks.registry import Report
@@ -220,7 +220,9 @@ class Team:
         return self.ranks[number].said.decode("utf-8", "replace")
 
     def kill(self) -> None:
-        """End every process of the team, and forget it."""
+        """End every process of the team, and forget it; what only they could have removed is removed."""
+        opened = [processes.open_files(rank.pid) for rank in self.ranks.values() if rank.ending is None]
+        left = {path for paths in opened for path in paths if path.startswith(nccl.SHARED_MEMORY)}
         for rank in self.ranks.values():
             if rank.ending is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -235,4 +237,7 @@ class Team:
                     time.sleep(processes.POLL_SECONDS)
             rank.file.close()
             os.close(rank.stderr)
+        for path in left:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
         self.ranks = {}

@@ -13,10 +13,16 @@ class Options:
     """What the caller knows and wants. ``expect_gpus``: how many GPUs the workload should see, None if unsaid.
 
     ``quick``: only what shows within seconds that a GPU, a link or a collective is broken; no full set of figures.
+    For the check ``decode``: ``model`` is a preset, a config.json's path or its text; ``tp``: over how many GPUs it is
+    cut; ``context``: tokens in the cache of each of the ``batch`` sequences that are decoded together.
     """
 
     expect_gpus: int | None = None
     quick: bool = False
+    model: str = "qwen3-30b-a3b"
+    tp: int = 1
+    context: int = 4096
+    batch: int = 1
 
 
 class Report(Protocol):
@@ -34,12 +40,13 @@ class Report(Protocol):
 
 @dataclass(frozen=True)
 class Check:
-    """A check that users can name."""
+    """A check that users can name. ``by_name``: it only runs where it is named, and is no part of ``all``."""
 
     name: str
     summary: str
     unit: str
     run: Callable[[Options, Report], None]
+    by_name: bool = False
 
 
 def _device_access(options: Options, report: Report) -> None:
@@ -90,6 +97,12 @@ def _allreduce(options: Options, report: Report) -> None:
     check(options, report)
 
 
+def _decode(options: Options, report: Report) -> None:
+    from gpu_checks.decode import check  # noqa: PLC0415 - see above
+
+    check(options, report)
+
+
 _ALL = (
     Check("device_access", "open and query the device nodes as CUDA does", "gpus", _device_access),
     Check("cuda", "start CUDA and compute on every GPU", "gpus", _cuda),
@@ -99,5 +112,6 @@ _ALL = (
     Check("torch", "compute on every GPU through torch", "gpus", _torch),
     Check("memory", "copy, read and write each GPU's own memory", "gpus", _memory),
     Check("gemm", "multiply matrices through torch in each number format", "gpus", _gemm),
+    Check("decode", "one decode step of a model at its own shapes, and its parts", "parts", _decode, True),
 )
 REGISTRY: dict[str, Check] = {check.name: check for check in _ALL}

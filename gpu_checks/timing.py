@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import c_void_p
 from typing import Callable
 
+from gpu_checks.cuda_api import CudaError
 from gpu_checks.cuda_async import AsyncApi
-from gpu_checks.kernels import Kernels
+from gpu_checks.kernels import HOLD_LIMIT_S, Kernels
 from gpu_checks.measurement import Samples
 
 QUEUE_LIMIT = 200
@@ -51,6 +53,16 @@ def rotation(size: int, l2_bytes: int) -> int:
     return max(1, math.ceil((L2_MULTIPLE * l2_bytes + 1) / size))
 
 
+class HoldEnded(CudaError):
+    """A held stream went on by itself, so that what was measured are gaps: nothing of it may become a figure."""
+
+    def __init__(self, seconds: float) -> None:
+        """``seconds``: how long the queueing took."""
+        super().__init__("hold", 0, "")
+        why = "a call waited for the GPU, or this process was stopped"
+        self.args = (f"to queue work took {seconds:.3g} s, a stream is held for {HOLD_LIMIT_S:g} s at most: {why}",)
+
+
 class Timer:
     """Takes the time of work on one GPU. Every kernel that it times has to have run once before: see ``held``."""
 
@@ -71,8 +83,9 @@ class Timer:
 
         The host is slower than the GPU at queueing: without this, gaps between launches would be measured. In the
         block nothing may wait for the GPU, nor load code: the first launch of a kernel can, and so can an allocation.
-        A kernel that holds gives up after HOLD_LIMIT_S.
+        A kernel that holds gives up after HOLD_LIMIT_S; HoldEnded is raised then.
         """
+        begin = time.monotonic()
         self._flag.write32(0)
         self.api.use(self.ordinal)
         for stream in streams:
@@ -81,6 +94,9 @@ class Timer:
             yield
         finally:
             self._flag.write32(1)
+        seconds = time.monotonic() - begin
+        if seconds >= HOLD_LIMIT_S:
+            raise HoldEnded(seconds)
 
     def each(self, stream: c_void_p, work: Callable[[int], None], count: int, warm_up: int = 3) -> list[float]:
         """Microseconds of each of ``count`` calls of ``work(i)``, which queues into the stream.

@@ -261,7 +261,7 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
             step,
             lambda now: function(host, params, check, now),
             may_open=action == "hold",
-            wait_s=homecoming.LOCK_S if late else 0,
+            wait_s=homecoming.LOCK_S if late or action == "hold" else 0,  # a killed controller's gate may still run
         )
     except Stop as error:
         # The host may have ended the roll while this waited for its lock.

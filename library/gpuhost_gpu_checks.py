@@ -19,10 +19,9 @@ options:
   archive: {description: 'The zipapp, base64; filled in by the action plugin.', type: str, required: true}
   checks: {description: Names of the checks., type: list, elements: str, required: true}
   required:
-    description: Checks that have to pass; they are run too.
+    description: Checks that have to pass; they are run too. Left out, nothing is going to be judged; empty is refused.
     type: list
     elements: str
-    default: []
   targets: {description: 'Containers to measure in, or V(host).', type: list, elements: str, default: []}
   python: {description: Interpreter of the workload., type: str, default: /usr/bin/python3}
   user:
@@ -31,6 +30,10 @@ options:
     default: ''
   timeout_s: {description: Limit for one check., type: int, default: 120}
   quick: {description: Only what shows within seconds that something is broken., type: bool, default: false}
+  decode:
+    description: 'What the check decode measures: model, tp, context, batch; see M(gpuhost_decode_check).'
+    type: dict
+    default: {}
 author: gpuhost
 attributes:
   check_mode: {support: full, description: Says what would run and where; RV(targets) is empty.}
@@ -41,13 +44,14 @@ RETURN = r"""
 targets: {description: Measurements and stale device rules by target., returned: success, type: dict}
 kernel: {description: The release that runs., returned: success, type: str}
 driver: {description: 'The driver that is loaded; empty: none.', returned: success, type: str}
-baselines: {description: 'The file of baselines, as it is; empty: there is none.', returned: success, type: dict}
+baselines: {description: 'The file of baselines but for its history; empty: none.', returned: success, type: dict}
 """
 
 from typing import Any
 
 from ansible.module_utils.gpuhost import baselines, check_runner, deadman, devices, steps, workloads
 from ansible.module_utils.gpuhost.blockers import KNOWN_CHECKS
+from ansible.module_utils.gpuhost.errors import stop
 from ansible.module_utils.gpuhost.host_io import Host
 from ansible.module_utils.gpuhost.module import run_module
 from ansible.module_utils.gpuhost.rollfile import LOCK_FILE, LOCK_WAIT_S, Roll, load
@@ -64,12 +68,12 @@ def start_what_is_measured(host: Host, roll: Roll, wanted_targets: list[str]) ->
 
 def checks_of(params: dict[str, Any]) -> list[str]:
     """What to run: what is asked for, and what has to pass. The judge names what nobody knows."""
-    return [name for name in dict.fromkeys([*params["checks"], *params["required"]]) if name in KNOWN_CHECKS]
+    return [name for name in dict.fromkeys([*params["checks"], *(params["required"] or [])]) if name in KNOWN_CHECKS]
 
 
 def order_of(params: dict[str, Any], archive: bytes) -> check_runner.Order:
     """The order for the runner."""
-    names = ("python", "timeout_s", "user", "quick")
+    names = ("python", "timeout_s", "user", "quick", "decode")
     return check_runner.Order(archive, checks_of(params), *(params[name] for name in names))
 
 
@@ -81,11 +85,16 @@ def measure(host: Host, params: dict[str, Any], gpus_before: tuple[str, ...]) ->
 
 def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Measure, inside a roll or outside."""
-    roll = load(host)
+    if params["required"] == []:
+        raise stop("gate.nothing_required", "gpu_gate_required", "undefined or empty", "a list of checks")
+    unknown = [name for name in params["checks"] if name not in KNOWN_CHECKS]
+    if unknown:
+        raise stop("gate.unknown_check", "gpu_gate_checks", ", ".join(unknown), f"one of {', '.join(KNOWN_CHECKS)}")
+    roll, recorded = load(host), baselines.read(host)
     known = {
         "kernel": host.read_line("/proc/sys/kernel/osrelease"),
         "driver": check_runner.driver_version(host),
-        "baselines": baselines.read(host) or {},
+        "baselines": baselines.without_history(recorded) if recorded else {},
     }
     if check:
         lines = check_runner.intended(host, order_of(params, b""), params["targets"])
@@ -93,9 +102,11 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
 
     def gate(now: Roll) -> steps.Done:
         # A gate may take longer than the dead-man's deadline, and has a limit of its own.
-        places = 1 + len(params["targets"] or workloads.survey(host))
-        checks = len(checks_of(params)) + bool(params["user"])  # cuda may run once more, as root
-        deadman.renew(host, places * (checks * params["timeout_s"] + 180))
+        places = 1 + len(params["targets"] or [item for item in workloads.survey(host) if item["gpu"]])
+        wanted = checks_of(params)
+        checks = len(wanted) + bool(params["user"])  # cuda may run once more, as root
+        others = check_runner.LOCK_WAIT_S if set(wanted) & set(check_runner.EXCLUSIVE_CHECKS) else 0
+        deadman.renew(host, others + places * (checks * params["timeout_s"] + 180))
         devices.record_if_right(host)  # for the next boot, planned or not
         lines = start_what_is_measured(host, now, params["targets"])
         answers = measure(host, params, now.gpu_nodes_before)
@@ -117,12 +128,13 @@ def main() -> None:
         **steps.ARGUMENTS,
         "archive": {"type": "str", "required": True},
         "checks": {"type": "list", "elements": "str", "required": True},
-        "required": {"type": "list", "elements": "str", "default": []},
+        "required": {"type": "list", "elements": "str"},
         "targets": {"type": "list", "elements": "str", "default": []},
         "python": {"type": "str", "default": "/usr/bin/python3"},
         "user": {"type": "str", "default": ""},
         "timeout_s": {"type": "int", "default": 120},
         "quick": {"type": "bool", "default": False},
+        "decode": {"type": "dict", "default": {}},
     }
     run_module(arguments, work)
 

@@ -19,6 +19,11 @@ options:
   needs_reboot: {description: False where only what needs no downtime is asked for., type: bool, default: true}
   gate_required: {description: Checks that the host must pass., type: list, elements: str, default: []}
   gate_targets: {description: 'Where the gate is to measure, if named.', type: list, elements: str, default: []}
+  gate_checks: {description: Checks that the gate runs beside these., type: list, elements: str, default: []}
+  gate_expect: {description: 'The gate''s limits, as M(gpuhost_gate) takes them.', type: dict, default: {}}
+  gate_tolerance: {description: 'The gate''s tolerances, as M(gpuhost_gate) takes them.', type: dict, default: {}}
+  gate_first_run: {description: V(record) where the gate is to record., type: str, default: ''}
+  gate_baseline: {description: V(replace) where the gate is to record anew., type: str, default: keep}
   cmdline: {description: Kernel arguments to set; null removes a key and an empty string is a bare flag., type: dict,
             default: {}}
   modprobe_options: {description: Module options to set by module and key., type: dict, default: {}}
@@ -62,6 +67,10 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
         reboot_allowed=params["reboot_allowed"],
         gate_required=tuple(params["gate_required"]),
         gate_targets=tuple(params["gate_targets"]),
+        gate_checks=tuple(params["gate_checks"]),
+        gate_expect=params["gate_expect"],
+        gate_tolerance=params["gate_tolerance"],
+        gate_records=params["gate_first_run"] == "record" or params["gate_baseline"] == "replace",
         cmdline={key: argument_value(key, value) for key, value in params["cmdline"].items()},
         modprobe_options={
             module: {key: str(value) for key, value in options.items()}
@@ -91,6 +100,11 @@ def main() -> None:
             "needs_reboot": {"type": "bool", "default": True},
             "gate_required": {"type": "list", "elements": "str", "default": []},
             "gate_targets": {"type": "list", "elements": "str", "default": []},
+            "gate_checks": {"type": "list", "elements": "str", "default": []},
+            "gate_expect": {"type": "dict", "default": {}},
+            "gate_tolerance": {"type": "dict", "default": {}},
+            "gate_first_run": {"type": "str", "default": ""},
+            "gate_baseline": {"type": "str", "default": "keep"},
             "cmdline": {"type": "dict", "default": {}},
             "modprobe_options": {"type": "dict", "default": {}},
             "retry_trial": {"type": "bool", "default": False},

@@ -19,7 +19,8 @@ FILE = "/var/lib/gpuhost/baselines.json"
 KIND = "baselines"
 VERSION = 1
 HISTORY_RUNS = 50
-"""A year of weekly gates. A run of eight GPUs has some 500 values, 15 kB: the file stays below 1 MB."""
+"""A year of weekly gates. A run of eight GPUs has some 500 values, 15 kB: the file stays below 1 MB; of 16 GPUs it has
+1200 values, 37 kB, and the file 2 MB."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,11 @@ def read(host: Host) -> dict[str, Any] | None:
     except ValueError as error:
         raise stop("gate.baseline_unreadable", FILE, f"not JSON: {error}", "baselines") from error
     return as_dict(from_dict(raw))
+
+
+def without_history(raw: dict[str, Any]) -> dict[str, Any]:
+    """What the judge needs of the file. The history of 16 GPUs has two megabytes, and nobody compares with it."""
+    return {**raw, "history": []}
 
 
 def write(host: Host, found: Baselines) -> None:

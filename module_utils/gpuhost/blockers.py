@@ -10,7 +10,7 @@ from .documents import Blocker, Target
 from .driver_support import flavour_of, flavour_problem, too_old
 from .errors import blocker
 
-KNOWN_CHECKS = ("device_access", "cuda", "torch", "p2p", "allreduce", "memory", "gemm", "health")
+KNOWN_CHECKS = ("device_access", "cuda", "torch", "p2p", "allreduce", "memory", "gemm", "decode", "health")
 SEVERAL_GPUS = ("p2p", "allreduce")
 """Checks that one GPU alone can't pass."""
 
@@ -23,6 +23,11 @@ class Wishes:
     reboot_allowed: bool
     gate_required: tuple[str, ...]
     gate_targets: tuple[str, ...] = ()
+    gate_checks: tuple[str, ...] = ()
+    gate_expect: dict[str, Any] = field(default_factory=dict)
+    gate_tolerance: dict[str, Any] = field(default_factory=dict)
+    gate_records: bool = False
+    """Whether the gate records baselines, so that none is needed before."""
     cmdline: dict[str, str | None] = field(default_factory=dict)
     modprobe_options: dict[str, dict[str, str]] = field(default_factory=dict)
     retry_trial: bool = False

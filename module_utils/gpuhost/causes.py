@@ -913,6 +913,68 @@ CAUSES: dict[str, Cause] = _registry(
         "Read the message; on the host: dmesg | grep -E 'NVRM|Xid' | tail -n 20; then run the checks cuda and torch.",
         BACK_ON_OLD,
     ),
+    # --- the check decode
+    Cause(
+        "decode.bad_model",
+        "The model's shapes can't be read, or can't be cut over so many GPUs.",
+        "Correct model (a preset, or a config.json's content) and tp in gpu_gate_decode; the message has what fits.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "decode.no_room",
+        "Too little of a GPU's memory is free for a decode step of the model.",
+        "See who uses it: nvidia-smi; measure before the server starts, or set a larger tp in gpu_gate_decode.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "decode.unsupported",
+        "The GPU, or the torch at hand, has no kernel for a part of a decode step.",
+        "A probe beside the step: nothing, or use a newer torch. The step itself: read the message.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "decode.wrong_result",
+        "A part of a decode step gives a wrong result on a GPU: keep work off it.",
+        "Run the checks gemm, memory and torch; on the host: nvidia-smi -q -d ECC,ROW_REMAPPER; dmesg | grep Xid",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "decode.failed",
+        "A part of a decode step fails on a GPU.",
+        "Read the message; on the host: dmesg | grep -E 'NVRM|Xid' | tail -n 20; then run the checks cuda and torch.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "decode.part_missing",
+        "A part of the decode step was not measured, so there is no sum of all.",
+        "See that part's own cause in measurements.json.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "decode.out_of_time",
+        "The parts of the decode step before took so long that this one was not tried.",
+        "Look at the parts that took long; on a small GPU: a smaller model, context or batch in gpu_gate_decode.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "decode.one_gpu",
+        "There is only one GPU, so the all-reduce of a decode step can't be measured.",
+        "Nothing, if it has one; else run the check cuda, which tells why the others are not seen.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "decode.one_rank",
+        "On one GPU a decode step has no all-reduce.",
+        "Nothing; where the model is served by several GPUs, set tp in gpu_gate_decode.",
+        BACK_ON_OLD,
+    ),
+    Cause(
+        "decode.slow",
+        "A decode step, or a part of it, is slower than its baseline.",
+        "See which part (comparisons in verdict.json): products and attention follow memory and clocks (check memory;"
+        " nvidia-smi -q -d CLOCK,PERFORMANCE), launches follow the CPU.",
+        BACK_ON_OLD,
+    ),
     # --- the check allreduce, and NCCL
     Cause(
         "allreduce.one_gpu",
@@ -1451,6 +1513,12 @@ CAUSES: dict[str, Cause] = _registry(
         "gate.one_gpu",
         "A check of data between GPUs is required where there is one GPU alone: it can never pass.",
         "Leave it out of this host's gpu_gate_required, or name with gpu_gate_targets what has several GPUs.",
+        USAGE,
+    ),
+    Cause(
+        "gate.nothing_recorded",
+        "A required check has no baseline on this host and no gpu_gate_expect: its gate could only fail.",
+        "Before the roll, on the kernel that runs: gpuhost gate -e gpu_gate_first_run=record; or set gpu_gate_expect.",
         USAGE,
     ),
     Cause(

@@ -6,7 +6,7 @@ import base64
 from collections.abc import Callable
 from typing import Any
 
-from . import check_runner
+from . import baselines, check_runner
 from .causes import CAUSES
 from .check_runner import HOST_CHECKS, Order
 from .documents import Blocker
@@ -23,6 +23,13 @@ COMMON: dict[str, Any] = {
     "quick": {"type": "bool", "default": False},
     "fail_on_error": {"type": "bool", "default": True},
 }
+DECODE: dict[str, Any] = {
+    "model": {"type": "json"},
+    "tp": {"type": "int"},
+    "context": {"type": "int"},
+    "batch": {"type": "int"},
+}
+"""What the check decode is asked for; what is not given has the check's own default."""
 WORKLOAD: dict[str, Any] = {
     "targets": {"type": "list", "elements": "str", "default": [], "aliases": ["target"]},
     "python": {"type": "str", "default": check_runner.SYSTEM_PYTHON},
@@ -32,7 +39,9 @@ WORKLOAD: dict[str, Any] = {
 
 def arguments(check: str) -> dict[str, Any]:
     """The arguments of a check's module. A check about the machine has no place, interpreter and user of a workload."""
-    return dict(COMMON) if check in HOST_CHECKS else {**COMMON, **WORKLOAD}
+    if check in HOST_CHECKS:
+        return dict(COMMON)
+    return {**COMMON, **WORKLOAD, **(DECODE if check == "decode" else {})}
 
 
 def work_of(check: str) -> Callable[[Host, dict[str, Any], bool], dict[str, Any]]:
@@ -44,17 +53,35 @@ def work_of(check: str) -> Callable[[Host, dict[str, Any], bool], dict[str, Any]
     return work
 
 
+def work_for_gate(check: str) -> Callable[[Host, dict[str, Any], bool], dict[str, Any]]:
+    """The same, with what the judge needs beside the measurements: kernel, driver, baselines.
+
+    A file of baselines that can't be read stops it before anything is measured. It is root's: others have none.
+    """
+
+    def work(host: Host, params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
+        known = {
+            "kernel": host.read_line("/proc/sys/kernel/osrelease"),
+            "driver": check_runner.driver_version(host),
+            "baselines": (baselines.read(host) or {}) if host.is_root() else {},
+        }
+        return {**measure(check, host, params, check_mode), **known}
+
+    return work
+
+
 def measure(check: str, host: Host, params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
     """Run one check where the workload runs; its measurements. Raises Stop where one is an error."""
     wanted, user = params.get("targets") or [], params.get("user") or ""
     _prove_root(host, check, wanted, user)
     python = params.get("python") or check_runner.SYSTEM_PYTHON
+    decode = {name: params.get(name) for name in check_runner.DECODE_OPTIONS}
     if check_mode:
-        order = Order(b"", [check], python, params["timeout_s"], user, params["quick"])
+        order = Order(b"", [check], python, params["timeout_s"], user, params["quick"], decode)
         return {"changed": False, "targets": {}, "lines": check_runner.intended(host, order, wanted)}
     root = host.is_root()
     archive = check_runner.place(host, params["archive"]) if root else base64.b64decode(params["archive"])
-    order = Order(archive, [check], python, params["timeout_s"], user, params["quick"])
+    order = Order(archive, [check], python, params["timeout_s"], user, params["quick"], decode)
     answers = check_runner.measure_all(host, order, wanted, ())
     name = params["host_name"] or host.read_line("/proc/sys/kernel/hostname")
     document = {**check_runner.document(name, params["run_id"], answers), "concern": check}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from . import devices, host_nodes, workloads
@@ -18,10 +18,13 @@ from .workloads import gpu_nodes
 
 ARCHIVE = "/var/lib/gpuhost/gpu_checks.pyz"
 HOST_TARGET = "host"
+SAME_NAME = "its name means the host itself here, so that nothing would be measured in it"
 HOST_CHECKS = ("health",)
 """Checks about the machine, not about the workload: they run on the host as root, with the system's Python."""
-EXCLUSIVE_CHECKS = ("p2p", "allreduce", "memory", "gemm")
+EXCLUSIVE_CHECKS = ("p2p", "allreduce", "memory", "gemm", "decode")
 """Checks that need the GPUs for themselves: two at once would measure each other."""
+DECODE_OPTIONS = ("model", "tp", "context", "batch")
+"""What can be asked of the check decode; each has a default there."""
 LOCK = "/run/gpuhost/measuring"
 LOCK_WAIT_S = 600
 """For another measurement of this host to end: one of another play, or of another inventory name of the same host."""
@@ -79,6 +82,8 @@ def targets(host: Host, wanted: list[str]) -> list[str]:
     if with_gpu and not running:
         names = ", ".join(item["name"] for item in with_gpu)
         raise stop("gate.no_target", names, "has GPUs but does not run", "running")
+    if HOST_TARGET in running:
+        raise stop("gate.no_target", f"container {HOST_TARGET}", SAME_NAME, "another name")
     return running or [HOST_TARGET]
 
 
@@ -105,7 +110,7 @@ class Order:
     """What to run: the archive, the checks, the workload's interpreter, seconds for each check.
 
     ``user``: the workload's, as a name or a uid inside the target; empty: root. ``quick``: only what shows within
-    seconds that something is broken.
+    seconds that something is broken. ``decode``: what the check of this name measures, see DECODE_OPTIONS.
     """
 
     archive: bytes
@@ -114,6 +119,7 @@ class Order:
     timeout_s: int
     user: str = ""
     quick: bool = False
+    decode: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def inside(self) -> Order:
@@ -213,6 +219,8 @@ def measure(host: Host, target: str, order: Order, expected: int | None) -> dict
         arguments += ["--expect-gpus", str(expected)]
     if order.quick:
         arguments.append("--quick")
+    if "decode" in order.checks:
+        arguments += decode_arguments(order.decode)
     limit = order.timeout_s * len(order.checks) + 30
     if target == HOST_TARGET and not order.user and host.is_root():
         result = host.run([order.python, ARCHIVE, *arguments], timeout_s=limit)
@@ -232,6 +240,20 @@ def measure(host: Host, target: str, order: Order, expected: int | None) -> dict
             start = [order.python, "-c", BOOTSTRAP, "", ""]
         result = host.run([*attach, *start, *arguments], timeout_s=limit, stdin=order.archive)
     return _read(result, target, order.checks)
+
+
+def decode_arguments(wanted: Mapping[str, Any]) -> list[str]:
+    """``gpu_gate_decode`` as arguments of the check. A model may be the content of its config.json.
+
+    >>> decode_arguments({"model": "glm-5", "tp": 8, "context": None})
+    ['--model', 'glm-5', '--tp', '8']
+    """
+    found = []
+    for name in DECODE_OPTIONS:
+        value = wanted.get(name)
+        if value not in (None, ""):
+            found += [f"--{name}", json.dumps(value) if isinstance(value, Mapping) else str(value)]
+    return found
 
 
 def _read(result: Result, target: str, checks: list[str]) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import baselines
@@ -11,17 +12,9 @@ from .blockers import KNOWN_CHECKS
 from .causes import cause
 from .documents import Comparison, GateResult, Status, Verdict, make_head
 from .errors import stop
-from .expectations import Item, Rules, check_of, value_of
-from .gate_rows import BAD, COUNT_UNIT, becomes_baseline, counted, rows_of
+from .expectations import TOLERANCE_PERCENT, Item, Rules, check_of, pattern_for, value_of
+from .gate_rows import ALWAYS_SOME, BAD, COUNT_UNIT, EXPECTATIONS, becomes_baseline, counted, rows_of
 from .gate_text import HIGHER_IS_BETTER, LOWER_IS_BETTER, counts, quantity
-
-EXPECTATIONS = {
-    "device_access": "every required device node answers",
-    "cuda": "every expected GPU computes right",
-    "torch": "every expected GPU computes right through torch",
-    "health": "nothing is wrong with any GPU by what the driver and PCI say",
-}
-"""Checks that are judged without a baseline, and by what."""
 
 Targets = dict[str, dict[str, Any]]
 """Target name -> {``measurements``: [..], ``stale``: [{``container``, ``driver``, ``allowed``, ``now``}, ..],
@@ -48,7 +41,9 @@ def judge(
         for target, answer in sorted(targets.items())
         for check in sorted(answer.get("checks") or {*KNOWN_CHECKS, *required}, key=_order)
     ]
-    verdicts = [item.verdict for item in judged]
+    rows = tuple(row for item in judged for row in item.rows)
+    records = any(row.verdict == "recorded" for row in rows)
+    verdicts = [_for_recording(item.verdict) if records else item.verdict for item in judged]
     if not targets:
         verdicts.append(_no_target(required[0]))
     else:
@@ -58,7 +53,7 @@ def judge(
     head = make_head("verdict", name, run_id)
     now = _origin(head.taken_at, run_id, kernel, rules, targets)
     notes = baselines.changes_since(rules.baselines, now) if rules.baselines else []
-    rows = tuple(row for item in judged for row in item.rows)
+    notes += [*_unproven(rules, targets), *_uncompared(rows)]
     return GateResult(
         head, kernel, tuple(required), status, code, sentence, tuple(verdicts), rules.driver, rows, tuple(notes)
     )
@@ -66,6 +61,49 @@ def judge(
 
 def _order(check: str) -> tuple[int, str]:
     return (KNOWN_CHECKS.index(check) if check in KNOWN_CHECKS else len(KNOWN_CHECKS), check)
+
+
+def _for_recording(verdict: Verdict) -> Verdict:
+    """A fault that the check health has seen counts where something becomes a baseline, required or not."""
+    ill = verdict.check == "health" and verdict.status == "fail" and (verdict.cause or "").startswith("health.")
+    return replace(verdict, required=True) if ill else verdict
+
+
+def _unproven(rules: Rules, targets: Targets) -> list[str]:
+    """What is asked for, or was there before, and nobody has looked at now: a line each."""
+    names = {item["name"] for answer in targets.values() for item in answer["measurements"]}
+    ran = set(map(check_of, names))
+    lines = [
+        f"gpu_gate_expect: {pattern}: held against nothing, {check_of(pattern)} was not run"
+        for pattern in rules.expect
+        if check_of(pattern) not in ran
+    ]
+    lines += [
+        f"gpu_gate_tolerance: {pattern}: fits no measurement"
+        for pattern in rules.tolerance
+        if pattern not in TOLERANCE_PERCENT and not any(pattern_for({pattern: 1}, name) for name in names)
+    ]
+    if rules.require_p2p and "p2p" not in ran:
+        lines.append("gpu_gate_require_p2p: not proven, p2p was not run")
+    known = rules.baselines.targets if rules.baselines else {}
+    places = sorted(name for name, own in known.items() if own and name not in targets)
+    return lines + [f"{name} has a baseline and was not measured now" for name in places]
+
+
+def _uncompared(rows: Sequence[Comparison]) -> list[str]:
+    """How many figures of a check nothing is expected of; a new version, or a full run after a quick one, has more."""
+    bare = [
+        (row.target, row.check)
+        for row in rows
+        if row.verdict == "shown"
+        and row.unit in ALWAYS_SOME
+        and row.value is not None
+        and row.check not in EXPECTATIONS
+    ]
+    return [
+        f"{target} {check}: nothing is expected of {count} values (gpu_gate_first_run: record makes them the baseline)"
+        for (target, check), count in Counter(bare).items()
+    ]
 
 
 def _sum_up(kernel: str, verdicts: Sequence[Verdict]) -> tuple[Status, str | None, str]:

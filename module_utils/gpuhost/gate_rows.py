@@ -9,13 +9,29 @@ from .baselines import Entry
 from .causes import CAUSES, cause
 from .documents import Comparison, Status
 from .expectations import Item, Limit, Rules, check_of, limit_for, link_of, pattern_for, share_of, value_of
-from .gate_text import HIGHER_IS_BETTER, LOWER_IS_BETTER, change, quantity
+from .gate_text import HIGHER_IS_BETTER, LOWER_IS_BETTER, UNITS, change, quantity
 
-SLOW = {"p2p": "p2p.slow", "allreduce": "allreduce.slow", "memory": "memory.slow", "gemm": "gemm.slow"}
+SLOW = {
+    "p2p": "p2p.slow",
+    "allreduce": "allreduce.slow",
+    "memory": "memory.slow",
+    "gemm": "gemm.slow",
+    "decode": "decode.slow",
+}
+EXPECTATIONS = {
+    "device_access": "every required device node answers",
+    "cuda": "every expected GPU computes right",
+    "torch": "every expected GPU computes right through torch",
+    "health": "nothing is wrong with any GPU by what the driver and PCI say",
+}
+"""Checks that are judged without a baseline, and by what. Of them only a count of GPUs becomes one: how long a start
+took is one sample, and twice that the next time, with nothing wrong."""
 COUNT_CAUSE = {"device_access": "device.gpu_count"}
 COUNT_UNIT = "gpus"
 COLLAPSE_SHARE = 0.5
 """Several transfers at once that reach less than half of what they should have not merely shared a link."""
+ALWAYS_SOME = frozenset({"gb_s", "tflop_s", "us", "ms"})
+"""Units of rates and times: none of them is ever 0 or less, but by a broken clock."""
 BAD: dict[str, Status] = {"error": "error", "fail": "fail", "not_measured": "not_measured"}
 """Rows that keep a check from passing, and the status that a verdict has for them."""
 
@@ -51,10 +67,12 @@ def entry_of(item: Item, target: str, rules: Rules) -> Entry | None:
 
 
 def becomes_baseline(item: Item, target: str, rules: Rules) -> bool:
-    """Whether a measurement is recorded once the gate has passed."""
-    if item.get("status") != "measured" or value_of(item) is None:
+    """Whether a measurement is recorded once the gate has passed. Of nothing (0) everything later would be better."""
+    if item.get("status") != "measured" or (value_of(item) or 0) <= 0:
         return False
     if item.get("unit") not in HIGHER_IS_BETTER | LOWER_IS_BETTER:
+        return False
+    if check_of(item["name"]) in EXPECTATIONS and item.get("unit") != COUNT_UNIT:
         return False
     return rules.replace or (rules.record and entry_of(item, target, rules) is None)
 
@@ -138,11 +156,19 @@ def _count(item: Item, target: str, rules: Rules) -> Comparison | None:
 
 
 def _measured(item: Item, target: str, rules: Rules) -> Comparison:
-    if value_of(item) is None:
+    value = value_of(item)
+    figure = item.get("unit") in ALWAYS_SOME and check_of(item["name"]) not in EXPECTATIONS
+    if value is None or (figure and value <= 0):
         observed = f"{item['name']} has no value that can be compared: {item.get('value')!r}"
         return _row(item, target, rules, "error", "gate.not_measured", observed)
     limit = limit_for(item, target, rules)
     recorded = becomes_baseline(item, target, rules)
+    before = rules.entry(target, item["name"])
+    by_inventory = limit is not None and limit.source == "inventory"
+    if before is not None and before.unit != item.get("unit") and not (by_inventory or recorded or rules.replace):
+        now, then = quantity(value, str(item.get("unit") or "")), UNITS.get(before.unit, before.unit)
+        observed = f"{item['name']} is {now}, its baseline is in {then}"
+        return _row(item, target, rules, "not_measured", "gate.no_expectation", observed, "a baseline in its unit")
     if limit is None:
         return _row(item, target, rules, "recorded" if recorded else "shown")
     held = share_of(item) if limit.of_share else value_of(item)

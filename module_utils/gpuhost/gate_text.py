@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from .documents import Comparison
 
-UNITS = {"gb_s": "GB/s", "tflop_s": "TFLOP/s", "gpus": "GPUs"}
+UNITS = {"gb_s": "GB/s", "tflop_s": "TFLOP/s", "gpus": "GPUs", "us_shown": "us", "us_difference": "us", "ratio": ""}
 COLUMNS = ("measurement", "now", "baseline", "change", "limit", "verdict")
 _ORDER = ("error", "fail", "not_measured", "recorded", "pass", "shown")
 
@@ -18,7 +18,7 @@ def quantity(value: float | None, unit: str) -> str:
     if unit == "share":
         return f"{100 * value:.4g} %"
     number = f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return f"{number} {UNITS.get(unit, unit)}"
+    return f"{number} {UNITS.get(unit, unit)}".rstrip()
 
 
 def change(percent: float | None) -> str:

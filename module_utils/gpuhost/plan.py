@@ -11,6 +11,7 @@ from .boot_config import for_vendor, wanted_arguments
 from .causes import GOOD
 from .documents import Blocker, Outcome, Plan, Step, Target, make_head, seconds_between
 from .errors import blocker
+from .gate_blockers import gate_blockers
 
 LISTED_PER_SERIES = 3
 INSTALLED = "installed"
@@ -47,7 +48,7 @@ def make_plan(facts: dict[str, Any], wishes: Wishes, run_id: str, controller_boo
     if back and not resumes and not idle and target is not None and target.release == running:
         blockers.append(_not_from_here(facts, wishes.target))
     if target is not None and not idle:
-        blockers += target_blockers(facts, target, resumes, wishes)
+        blockers += [*gate_blockers(facts, wishes), *target_blockers(facts, target, resumes, wishes)]
     notes += _notes(facts, wishes, idle)
     if target is not None and not idle:
         notes += package_notes(facts)

@@ -11,6 +11,7 @@ from typing import Any
 from . import (
     apt,
     apt_guard,
+    baselines,
     boot,
     dkms,
     driver_facts,
@@ -23,6 +24,7 @@ from . import (
 )
 from .documents import as_dict, make_head
 from .errors import Stop, stop
+from .expectations import check_of
 from .host_io import Host
 from .rollfile import Roll, load
 
@@ -81,7 +83,18 @@ def collect(host: Host, name: str, run_id: str, apt_max_age_s: int | None) -> di
         "containers": workloads.survey(host),
         "roll": None if roll is None else as_dict(roll),
         "roll_error": roll_error,
+        "baselines": _read_baselines(host),
     }
+
+
+def _read_baselines(host: Host) -> dict[str, Any]:
+    """Which checks have baselines, by target; and why the file can't be read, where it can't."""
+    try:
+        raw = baselines.read(host)
+    except Stop as error:
+        return {"error": error.blocker.observed, "checks": {}}
+    targets = raw["targets"] if raw else {}
+    return {"error": None, "checks": {name: sorted(set(map(check_of, own))) for name, own in targets.items()}}
 
 
 def flavour_of(release: str) -> str:

@@ -17,7 +17,8 @@ from .host_io import Host
 
 CODE, MINOR = "gpu.xid", "gpu.xid_minor"
 # "NVRM: Xid (PCI:0000:41:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
-_LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)(?:,\s*(.*))?")
+# With MIG its instances stand behind the address: "(PCI:0000:41:00 GPU-I:05 GPU-CI:00)".
+_LINE = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)[^)]*\): (\d+)(?:,\s*(.*))?")
 _JOURNAL = ["journalctl", "--dmesg", "--boot", "--grep=NVRM: Xid", "--output=cat", "--quiet", "--no-pager"]
 _FIX_RESET = "Stop what uses the GPU, then: nvidia-smi -i GPU -r; where it comes back: dcgmi diag -r 3"
 _FIX_REBOOT = "Drain the host and reboot it; where it comes back: power cycle, check seating and risers, replace"

@@ -50,7 +50,7 @@ def test_a_healthy_host_passes_against_the_baseline_that_it_recorded(
     """Everything that this machine can be asked for: recorded once, then held against that. No false alarm."""
     count = check_runner.expected_gpus(Host(), "host", ()) or 0
     alone = () if count > 1 else SEVERAL_GPUS
-    torch = () if importlib.util.find_spec("torch") else ("torch", "gemm", "allreduce")
+    torch = () if importlib.util.find_spec("torch") else ("torch", "gemm", "allreduce", "decode")
     checks = tuple(name for name in KNOWN_CHECKS if name not in (*alone, *torch))
     first = measured(tmp_path, monkeypatch, checks)
     rules = Rules(record=True, driver=check_runner.driver_version(Host()))

@@ -118,6 +118,14 @@ def test_all_checks_of_a_healthy_machine(archive):
     assert {each["cause"] for each in seen.values() if each["cause"]} <= NO_FAULT
 
 
+def test_a_workload_whose_launches_wait_for_their_end(archive):
+    """With CUDA_LAUNCH_BLOCKING=1 each held stream would hold us for its whole 10 s; for itself the check says no."""
+    seen, seconds = measure(archive, "memory", CUDA_LAUNCH_BLOCKING="1")
+    print(f"memory with CUDA_LAUNCH_BLOCKING=1: {seconds:.1f} s")
+    assert seen["memory"]["status"] == "measured", told(seen)
+    assert seconds < 10 + 5 * GPUS
+
+
 # A driver that does not start. ------------------------------------------------------------------------------------
 
 

@@ -118,6 +118,8 @@ def profiled(torch, path, run, between=None, span=nothing):
                 run()
             if between:
                 between()
+            if number == WARM_UP - 1:
+                torch.cuda.synchronize()  # what is still queued when the recording begins is recorded too
             if number == WARM_UP + STEPS - 1:
                 torch.cuda.synchronize()
                 ended = time.perf_counter()

@@ -9,6 +9,8 @@ import sys
 import pytest
 from fake_peers import Machine, load_peers
 
+from gpu_checks import collective_math
+
 
 @pytest.fixture(scope="module")
 def peers():
@@ -208,3 +210,7 @@ def test_nothing_to_compare_with(machine):
     done = machine.compare("memory")
     assert (done.returncode, done.stdout) == (2, "")
     assert "build.py" in done.stderr
+
+
+def test_the_sizes_are_those_of_the_check(peers):
+    assert peers.figures.OUR_SIZES == collective_math.SIZES

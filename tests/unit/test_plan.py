@@ -275,7 +275,7 @@ def test_a_check_between_gpus_needs_several(
     facts["gpus"] = [facts["gpus"][0]] * gpus
     for item in facts["containers"]:
         item["gpu_nodes"] = nodes if item["gpu"] else []
-    assert causes(plan(facts, gate_required=("device_access", check))) == found
+    assert causes(plan(facts, gate_required=("device_access", check), gate_records=True)) == found
 
 
 def test_a_gate_without_a_target_stops_before_the_downtime(facts: Facts) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from types import SimpleNamespace
 
 from gpu_checks import nvml
@@ -40,8 +41,8 @@ class Session(nvml.Session):
     def peak_gb_s(self, pci_bus_id):
         return self.peak
 
-    def others_active(self, pci_bus_ids):
-        return next((self.busy[each] for each in pci_bus_ids if each in self.busy), None)
+    def activity(self, pci_bus_ids):
+        return [SimpleNamespace(pci_bus_id=each, sentence=partial(self.busy.get, each)) for each in pci_bus_ids]
 
 
 def identity(ordinal):

@@ -232,9 +232,12 @@ int cuEventCreate(struct event **event, unsigned int flags)
 	return flags;
 }
 
+static int recording; /* streams of this one thread */
+
 int cuStreamBeginCapture_v2(struct stream *stream, int mode)
 {
 	stream->capturing = 1;
+	recording++;
 	stream->captured = (struct graph){0};
 	return stream->ordinal != current ? INVALID_HANDLE : mode == 1 ? 0 : INVALID_VALUE;
 }
@@ -245,13 +248,15 @@ int cuStreamEndCapture(struct stream *stream, struct graph **graph)
 	*graph = malloc(sizeof(**graph));
 	**graph = stream->captured;
 	stream->capturing = 0;
+	recording--;
 	return stream->ordinal != current ? INVALID_HANDLE : 0;
 }
 
 int cuGraphInstantiateWithFlags(struct graph **executable, struct graph *graph, unsigned long long flags)
 {
 	*executable = graph;
-	return flags ? INVALID_VALUE : 0;
+	/* seen on two H200: no stream of the thread may be recording, in whichever context */
+	return recording ? CAPTURING : flags ? INVALID_VALUE : 0;
 }
 
 int cuGraphLaunch(struct graph *graph, struct stream *stream)

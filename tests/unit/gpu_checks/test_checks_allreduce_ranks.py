@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 from collective_fake import Board, FakeBackend, Fault
+from measuring import Kept
 
-from gpu_checks import allreduce
+from gpu_checks import allreduce, nccl
 from gpu_checks.allreduce import Wishes
 from gpu_checks.collective_math import Plan, plan
+from gpu_checks.ranks import Team
 from gpu_checks.registry import Check, Options
 from gpu_checks.runner import run_check
 
@@ -108,7 +110,7 @@ def test_what_breaks_is_named(kind, operation, cause, words, rank):
 @pytest.mark.parametrize("operation", [1, WHOLE])
 def test_wrong_data_is_seen_before_and_in_the_timed_pass(kind, got, operation, rank):
     """The first operation is the single one; the other is the last of the timed pass."""
-    seen = measure(Fault(rank, kind, operation))
+    seen = measure(Fault(rank, kind, operation), join_limit_s=5.0, step_limit_s=5.0)
     one, whole = seen["allreduce.eager.8"], seen["allreduce"]
     print(one.detail["message"])
     assert (one.status, one.cause, one.value) == ("error", "allreduce.wrong_data", None)
@@ -174,3 +176,22 @@ def test_slow_operations_are_repeated_less(monkeypatch):
     assert one.value > 5000
     assert one.detail["operations_per_sample"] <= 3
     assert one.detail["operations_per_sample"] * one.samples.n < 40
+
+
+def test_no_shared_memory_of_killed_ranks_stays(tmp_path, monkeypatch):
+    """NCCL's last rank removes the name of such a file, which one that hangs keeps the others from."""
+    ours, others, gone = (tmp_path / f"nccl-{name}" for name in ("ours", "others", "gone"))
+    monkeypatch.setattr(nccl, "SHARED_MEMORY", str(tmp_path / "nccl-"))
+    others.write_text("of another program")
+
+    def life(channel):
+        files = [path.open("w") for path in (ours, gone)]
+        gone.unlink()
+        channel.answer({"files": len(files)})
+        time.sleep(60)
+
+    with Team(Kept()) as team:
+        team.start(0, life)
+        team.ask({0: {}}, 5.0)
+        assert ours.exists()
+    assert (ours.exists(), others.exists(), gone.exists()) == (False, True, False)

@@ -124,6 +124,7 @@ def test_a_hang_is_ended_by_the_checks_own_limit_at_the_latest(stage, fault, lay
         ("cuDevicePrimaryCtxRetain=46", "cuda.device_busy"),
         ("cuMemAlloc_v2=2", "cuda.out_of_memory"),
         ("cuModuleLoadData=200", "cuda.kernel_failed"),
+        ("cuModuleLoadData=221", "cuda.library_missing"),
         ("cuStreamSynchronize=700", "cuda.kernel_failed"),
         ("cuStreamEndCapture=900", "cuda.kernel_failed"),
     ],

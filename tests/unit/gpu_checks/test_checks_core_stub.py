@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import struct
 from pathlib import Path
@@ -37,6 +38,16 @@ def api(library):
 @pytest.fixture
 def kernels(api):
     return Kernels(api, 0)
+
+
+def test_launches_never_wait_for_their_end(library, monkeypatch):
+    """With CUDA_LAUNCH_BLOCKING=1 of the workload's, a kernel that holds a stream would hold us as well."""
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    monkeypatch.setenv("CUDA_CACHE_DISABLE", "0")
+    AsyncApi(library)
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_char_p
+    assert (getenv(b"CUDA_LAUNCH_BLOCKING"), getenv(b"CUDA_CACHE_DISABLE")) == (b"0", b"1")
 
 
 def test_who_is_there(api):

@@ -226,6 +226,11 @@ def test_a_driver_that_crashes(stage):
     assert whole["detail"]["ending"] == "killed by SIGSEGV"
 
 
+def test_the_workloads_own_settings_are_recorded_though_ours_are_used(stage):
+    whole = cuda(stage, CUDA_LAUNCH_BLOCKING="1")
+    assert whole["detail"]["environment"]["CUDA_LAUNCH_BLOCKING"] == "1"
+
+
 def test_nothing_is_left_in_the_users_home(stage, tmp_path):
     cuda(stage, HOME=str(tmp_path))
     assert list(tmp_path.iterdir()) == []

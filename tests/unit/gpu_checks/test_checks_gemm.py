@@ -245,3 +245,10 @@ def test_a_gpu_without_a_context(check, monkeypatch):
 
     monkeypatch.setattr(gemm, "Bench", type("Broken", (Bench,), {"open": opened}))
     assert check(healthy)["gemm"].cause == "cuda.device_busy"
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_gpus_that_have_none_of_the_formats_were_not_measured(check, quick):
+    seen = check(healthy, capability=(7, 5), quick=quick)
+    assert (seen["gemm"].status, seen["gemm"].cause, seen["gemm"].value) == ("not_measured", "gemm.unsupported", 0)
+    assert "unsupported on SM75" in seen["gemm"].detail["message"]

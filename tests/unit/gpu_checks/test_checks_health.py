@@ -133,7 +133,13 @@ class TestXids:
         assert faults == health_xids.FAULTS
         assert {number: row[1] for number, row in audit.KNOWN.items() if row[0] == "info"} == health_xids.OF_PROGRAMS
 
-    @pytest.mark.parametrize("address", ["PCI:0000:41:00", "PCI:0000:41:00.0", "0000:41:00"])
+    @pytest.mark.parametrize(
+        "address",
+        [
+            *("PCI:0000:41:00", "PCI:0000:41:00.0", "0000:41:00"),
+            *("PCI:0000:41:00 GPU-I:05", "PCI:0000:41:00 GPU-I:01 GPU-CI:02"),  # with MIG
+        ],
+    )
     def test_every_form_of_the_line(self, address):
         (found,) = health_xids.parse([f"NVRM: Xid ({address}): 48, pid=7", "NVRM: loading", "Xid 79"])
         assert (found.device, found.number) == ("0000:41:00", 48)
@@ -175,6 +181,19 @@ class TestCount:
         found = host.look("count=1")
         assert cause(found) == ("measured", None)
         assert f"GPU {SECOND} is on the bus" in found["health"].detail["not_seen"][0]
+
+    def test_one_that_nvml_counts_and_may_not_open(self, host):
+        """A container with some of a host's GPUs: nvmlDeviceGetCount_v2 counts those of others too."""
+        (host.folder / "dev/nvidia1").unlink()
+        found = host.look("handle@1=!4")
+        assert cause(found) == ("measured", None)
+        assert found["health"].value == 1
+        assert found["health"].detail["not_seen"][0] == "NVML may not open 1 GPUs here: index 1"
+        assert cause(host.look("handle@1=!4", expect_gpus=2)) == ("error", "health.gpu_missing")
+        assert cause(host.look("handle=!4")) == ("error", "health.gpu_missing")
+
+    def test_one_that_should_be_here_and_may_not_be_opened(self, host):
+        assert cause(host.look("handle@1=!4")) == ("error", "health.gpu_missing")
 
     def test_fewer_than_expected(self, host):
         found = host.look(expect_gpus=3)

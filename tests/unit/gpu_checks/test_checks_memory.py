@@ -26,9 +26,10 @@ NAMES = {f"memory.{kind.name}.gpu{ordinal}" for kind in KINDS for ordinal in (0,
     [
         (140_000, 60, 2048),  # an H200
         (180_000, 700, 2102),  # a larger L2 wants larger buffers
-        (1000, 60, 436),  # an eighth is left to others
-        (416, 60, 182),  # 364 MiB of room: just enough
-        (415, 60, None),
+        (2457, 6, 614),  # a tenth of 24 GiB, what a server leaves: half of it stays free for that server
+        (1000, 60, 250),
+        (728, 60, 182),  # 364 MiB of room: just enough
+        (727, 60, None),
         (0, 60, None),
     ],
 )
@@ -61,7 +62,7 @@ def library(tmp_path_factory):
 @pytest.fixture
 def measure(library, monkeypatch):
     """Run the check; its measurements by name."""
-    monkeypatch.setenv("STUB_FREE_MIB", "16")
+    monkeypatch.setenv("STUB_FREE_MIB", "24")
     api = AsyncApi(library)
     api.init()
 
@@ -82,7 +83,7 @@ def test_healthy(measure):
     assert (whole.status, whole.value, whole.unit, whole.cause) == ("measured", 2, "gpus", None)
     assert len(whole.detail["gpus"]["before"]) == len(whole.detail["gpus"]["after"]) == 2
     copy = seen["memory.copy.gpu1"]
-    # 14 MiB of room: 6 MiB each, as a granule is 2 MiB. The stub: 1 us, and 2000 GB/s one way, thus twice that.
+    # 12 MiB of room: 6 MiB each. The stub: 1 us, and 2000 GB/s one way, thus twice that.
     size = copy.detail["buffer_bytes"]
     assert size == 6 * MIB
     expected = 2 * size / (1 + size / 2_000_000) / 1000
@@ -124,7 +125,7 @@ def test_a_kernel_that_does_nothing_is_not_fast(measure, monkeypatch, name):
 
 @needs_cc
 def test_no_room(measure, monkeypatch):
-    monkeypatch.setenv("STUB_FREE_MIB", "8")  # 7 MiB of room; two buffers of 4 MiB would be larger than 3 x 1 MiB
+    monkeypatch.setenv("STUB_FREE_MIB", "8")  # 4 MiB of room; two buffers of 4 MiB would be larger than 3 x 1 MiB
     seen = measure()
     assert set(seen) == {*NAMES, "memory"}
     assert {(each.status, each.cause) for each in seen.values()} == {("not_measured", "memory.no_room")}
@@ -134,7 +135,7 @@ def test_no_room(measure, monkeypatch):
 
 @needs_cc
 def test_memory_that_is_free_and_not_given(measure, monkeypatch):
-    monkeypatch.setattr(AsyncApi, "free_bytes", lambda self: 1 << 30)  # allocations above 16 MiB fail
+    monkeypatch.setattr(AsyncApi, "free_bytes", lambda self: 1 << 30)  # allocations above 24 MiB fail
     assert measure()["memory"].cause == "memory.no_room"
 
 

@@ -148,3 +148,11 @@ def test_field_values_are_read_by_their_kind_and_unknown_ones_are_none(library, 
 
 def test_a_function_that_is_not_there(old_library):
     assert Library(old_library).ask("nvmlNoSuchFunction") == 13
+
+
+def test_an_instance_of_mig_has_no_peak_of_its_own(library, answers):
+    """NVML's clock and bus width are the whole GPU's: a 1g instance would seem to reach an eighth of its peak."""
+    answers("mig@0=1")
+    with nvml.session(library) as session:
+        assert session.peak_gb_s(FIRST) is None
+        assert session.peak_gb_s(SECOND) is not None

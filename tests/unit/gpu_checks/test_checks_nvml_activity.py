@@ -10,9 +10,11 @@ import time
 
 import pytest
 from cuda_stage import HERE, compile_library
+from measuring import Kept, some_gpus
 
 from gpu_checks import nvml, nvml_activity
 from gpu_checks.nvml_activity import Activity, command_of, family
+from gpu_checks.parts import busy_gpus
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler (cc) for the stub library")
 FIRST, SECOND = "0000:01:00.0", "0000:02:00.0"
@@ -83,6 +85,29 @@ def test_what_ends_while_we_look_is_no_sign(library, monkeypatch):
     said, seconds = active(library, monkeypatch, f"{NO_GPM} utilisation=90~0.4 reasons=0")
     assert said is None
     assert 0.3 < seconds < nvml_activity.SETTLE_SECONDS
+
+
+def test_many_busy_gpus_cost_no_more_than_one(library, monkeypatch):
+    """16 GPUs asked one after the other would take 50 s, for each check that measures."""
+    monkeypatch.setenv("STUB_NVML", "gpm10=38.2")
+    report = Kept()
+    with nvml.session(library) as session:
+        gpus = some_gpus(report, session=session)
+        begin = time.monotonic()
+        found = busy_gpus(gpus)
+    assert [*found] == [0, 1]
+    assert all("memory bandwidth 38 %" in text for text in found.values())
+    assert time.monotonic() - begin < 1.5 * nvml_activity.SETTLE_SECONDS
+
+
+def test_a_gpu_that_pauses_in_the_last_look_is_in_use(monkeypatch):
+    busy, quiet = (Activity(FIRST, {"sm": value}) for value in (50.0, 0.0))
+    other = Activity(SECOND, {"sm": 50.0})
+    looks = iter([[busy, other], [busy, other], [quiet, other]])
+    times = iter([0.0, 0.1, 2.9, 3.0, 3.1])
+    monkeypatch.setattr(nvml_activity, "look", lambda *_: next(looks))
+    monkeypatch.setattr(nvml_activity.time, "monotonic", lambda: next(times))
+    assert [each.active for each in nvml_activity.sure(None, {})] == [True, True]
 
 
 def test_utilisation_of_a_gpu_that_the_driver_calls_idle_is_old(library, monkeypatch):
@@ -161,3 +186,40 @@ def test_thresholds_by_hand():
     assert (quiet.signs, quiet.sentence(), quiet.active) == ((), None, False)
     busy = Activity(FIRST, {"dram": 1.1}, {"pcie_tx": 0.26})
     assert busy.signs == ("memory bandwidth 1 %", "PCIe out 0.3 GB/s")
+
+
+class OldLibrary:
+    """Neither GPM nor counters of bytes: PCIe's traffic is measured while the caller waits, 20 ms for a direction."""
+
+    def __init__(self, clock):
+        self.clock = clock
+
+    def number(self, name, device, which):
+        assert name == "nvmlDeviceGetPcieThroughput"
+        self.clock[0] += 0.02
+        return 12_000_000
+
+    def fields(self, device, wanted):
+        return [None] * len(wanted)
+
+    def ask(self, *_):
+        return 3
+
+    def mig_on(self, device):
+        return False
+
+    def nothing(self, *_):
+        return None
+
+    utilization = clock_reasons = processes = nothing
+
+    def process_samples(self, *_):
+        return []
+
+
+def test_traffic_of_the_last_of_many_gpus_is_seen_too(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(nvml_activity.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(nvml_activity.time, "sleep", lambda seconds: None)
+    found = nvml_activity.look(OldLibrary(clock), {f"0000:0{each}:00.0": each for each in range(8)})
+    assert [each.gb_s for each in found] == [{"pcie_tx": 12.0, "pcie_rx": 12.0}] * 8

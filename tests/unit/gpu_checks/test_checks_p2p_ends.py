@@ -106,6 +106,17 @@ def test_what_the_environment_forbids(monkeypatch, variable, value, expected):
     assert seen["p2p"].detail["environment"] == {variable: value}
 
 
+def test_what_nccls_own_file_forbids(monkeypatch, tmp_path):
+    """NCCL reads its files where the environment says nothing; /etc/nccl.conf is in no process's environment."""
+    (tmp_path / "nccl.conf").write_text("# NCCL_P2P_LEVEL=LOC\nNCCL_P2P_DISABLE=1\nNCCL_DEBUG=INFO\n")
+    monkeypatch.setenv("NCCL_CONF_FILE", str(tmp_path / "nccl.conf"))
+    seen = run(options=Options(quick=True))
+    assert stand(seen, "p2p.environment") == ("not_measured", "p2p.disabled_by_environment")
+    assert seen["p2p"].detail["environment"] == {"NCCL_P2P_DISABLE": "1"}
+    monkeypatch.setenv("NCCL_P2P_DISABLE", "0")
+    assert stand(run(options=Options(quick=True)), "p2p.environment") == ("measured", None)
+
+
 def test_a_check_that_is_cut_off_keeps_what_was_measured_and_leaves_no_worker():
     """The runner's own limit strikes while a worker hangs, inside the check's child."""
     made = tools(2, Faults(hang={(1, 0)}), step_s=60.0)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_checks.p2p_chase import CHAIN_BYTES, chain
+from gpu_checks.p2p_chase import CHAIN_BYTES, STEPS, WALKS, chain
 from gpu_checks.p2p_copy import speeds_together, turn_speeds, turns_within
 from gpu_checks.p2p_patterns import judgeable
 from gpu_checks.p2p_plan import (
+    ARRIVE,
     LARGEST_BUFFER,
+    LATENCY,
     PATTERNS,
+    TOGETHER,
+    TURNS,
+    WARM_UP,
     Step,
     buffer_bytes,
     copy_bytes,
@@ -20,7 +25,9 @@ from gpu_checks.p2p_plan import (
     runs,
     seed,
     slot_bytes,
+    target_s,
 )
+from gpu_checks.p2p_work import Tools
 
 MIB = 1 << 20
 
@@ -177,3 +184,20 @@ def test_the_chain_leads_through_every_line_and_back():
 def test_a_step_says_what_it_is():
     assert str(Step("arrive", ((0, 2),), "sm_write")) == "a first small copy (sm_write) GPU 0 -> 2"
     assert Step("together", ((0, 1), (1, 0)), "ce", "ring").names == ("p2p.together.ring.ce",)
+
+
+@pytest.mark.parametrize("count", [2, 8, 10, 16])
+@pytest.mark.parametrize(("gb_s", "latency_us"), [(390, 0.8), (53, 1.5), (26, 1.8), (12, 2.5), (6, 3.0)])
+def test_every_host_is_through_within_the_checks_own_time(count, gb_s, latency_us):
+    """Steps by arithmetic: the copies; 6 ms for calls and proofs; a second for each pattern. 25 s remain to start."""
+
+    def seconds(step):
+        if step.what == LATENCY:
+            return 0.006 + (WALKS + 2) * STEPS * latency_us / 1e6
+        if step.what in (ARRIVE, TOGETHER):
+            return 0.006 if step.what == ARRIVE else 1.0
+        each = copy_bytes(LARGEST_BUFFER, gb_s, within_s=target_s(count))
+        return 0.006 + each * (TURNS + WARM_UP) / gb_s / 1e9
+
+    steps = plan(ordered_pairs(count), everyone(count), quick=False)
+    assert sum(map(seconds, steps)) < Tools().budget_s - 25

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_checks import ptx
+from gpu_checks import ptx, timing
 from gpu_checks.kernels import Wrong, _elements, pattern_word
-from gpu_checks.timing import QUEUE_LIMIT, Timer, quantile, rotation, summary
+from gpu_checks.timing import QUEUE_LIMIT, HoldEnded, Timer, quantile, rotation, summary
 
 
 def test_summary_of_known_samples():
@@ -180,3 +180,22 @@ def test_work_that_fails_releases_the_stream():
     with pytest.raises(RuntimeError), failing():
         raise RuntimeError
     assert api.log[-1] == "flag 1"
+
+
+@pytest.mark.parametrize(("seconds", "ends"), [(9.9, False), (12.25, True)])
+def test_a_stream_that_went_on_by_itself_gives_no_figures(monkeypatch, seconds, ends):
+    """A call that waits for the GPU behind a held stream returns only once the hold has given up."""
+    api, clock = FakeApi(), [100.0]
+    monkeypatch.setattr(timing.time, "monotonic", lambda: clock[0])
+    timer = Timer(api, FakeKernels(api), 3)
+
+    def work(turn):
+        api.work(turn)
+        clock[0] += seconds if turn == 3 else 0
+
+    if not ends:
+        assert timer.each("s", work, count=4, warm_up=2) == [5.0, 6.0, 7.0, 8.0]
+        return
+    with pytest.raises(HoldEnded, match=r"took 12\.2 s, a stream is held for 10 s at most: a call waited"):
+        timer.each("s", work, count=4, warm_up=2)
+    assert api.log.count("destroyed") == api.events
