@@ -11,7 +11,7 @@ from typing import Any
 from gpuhost import __version__
 from gpuhost.blockers import KNOWN_CHECKS
 from gpuhost.causes import CAUSES, GOOD, USAGE
-from gpuhost_cli import audit, capture, explain, report, tune
+from gpuhost_cli import audit, capture, ceiling, explain, report, report_add, serve_options, trace, tune
 from gpuhost_cli.run import InputError, Request, run
 
 STAGE_HELP = {
@@ -47,11 +47,26 @@ def parser() -> argparse.ArgumentParser:
         _shared_options(own)
     again = commands.add_parser("report", help="write a run's report again")
     again.add_argument("run", nargs="?", type=Path, help="a run's folder; the newest one if left out")
+    again.add_argument(
+        "--with",
+        dest="added",
+        nargs="+",
+        action="extend",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="show it in the picture of where the milliseconds go, and copy it into the run: "
+        "JSON of ceiling, serve-check, or decode measurements",
+    )
+    again.add_argument("--host", metavar="NAME", help="whose the files are, in a run of several hosts")
     _runs_option(again)
     causes = commands.add_parser("causes", help="all cause codes, or one")
     causes.add_argument("code", nargs="?")
     commands.add_parser("checks", help="the checks that the gate knows")
     explain.add_parser(commands)
+    ceiling.add_parser(commands)
+    trace.add_parser(commands)
+    serve_options.add_parser(commands)
     return made
 
 
@@ -164,8 +179,8 @@ def show_causes(code: str | None) -> int:
     return 0
 
 
-def write_report(folder: Path | None, runs: Path) -> int:
-    """Write a report again and say where it is."""
+def write_report(folder: Path | None, runs: Path, added: Sequence[Path] = (), host: str | None = None) -> int:
+    """Write a report again, with ``added`` documents of a host, and say where it is."""
     if folder is None:
         known = sorted(path.parent for path in runs.glob("*/run.json"))
         if not known:
@@ -174,6 +189,15 @@ def write_report(folder: Path | None, runs: Path) -> int:
         folder = known[-1]
     if not (folder / "run.json").is_file():
         print(f"gpuhost: {folder} holds no run.json", file=sys.stderr)
+        return USAGE
+    if host and not added:
+        print("gpuhost: --host goes with --with: it says whose the files are", file=sys.stderr)
+        return USAGE
+    try:
+        if added:
+            report_add.add(folder, added, host)
+    except (OSError, ValueError) as error:
+        print(f"gpuhost: {error}", file=sys.stderr)
         return USAGE
     try:
         print(report.write(folder))
@@ -192,10 +216,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\n".join(KNOWN_CHECKS))
         return 0
     if options.command == "report":
-        return write_report(options.run, options.runs)
+        return write_report(options.run, options.runs, options.added, options.host)
     try:
         if options.command == "explain":
             return explain.run(options)
+        if options.command == "ceiling":
+            return ceiling.run(options)
+        if options.command == "trace":
+            return trace.run(options)
+        if options.command == "serve-check":
+            from gpuhost_cli import serve_check  # noqa: PLC0415 - its HTTP client takes half a second to load
+
+            return serve_check.run(options)
         if options.command == "audit":
             return audit.run(options, extra_of(options))
         if options.command == "survey" and options.capture:
