@@ -14,7 +14,7 @@ import jinja2
 
 from gpuhost import gate_text
 from gpuhost.documents import SCHEMA_PREFIX, seconds_between
-from gpuhost_cli import outcomes, report_words
+from gpuhost_cli import outcomes, report_filters, report_words
 from gpuhost_cli.expectations import read_json
 from gpuhost_cli.records import RUN_FILE, load_documents, write_json, write_text
 from gpuhost_cli.report_host import HostReport, build_host
@@ -119,7 +119,7 @@ def environment(*, html: bool) -> jinja2.Environment:
     )
     made.filters.update(
         seconds=report_words.seconds_words, value=value_text, md=markdown_text, code=markdown_code, clock=clock_text,
-        quantity=gate_text.quantity, change=gate_text.change,
+        quantity=gate_text.quantity, change=gate_text.change, **report_filters.DECODE,
     )  # fmt: skip
     made.globals["was"] = report_words.was
     return made

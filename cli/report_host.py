@@ -9,14 +9,15 @@ from typing import Any
 from gpuhost.documents import seconds_between
 from gpuhost_cli import report_facts
 from gpuhost_cli import report_read as read
+from gpuhost_cli.report_decode import DecodePart, decode_part
 from gpuhost_cli.report_gpu import GpuPart, gpu_part, measured_documents
+from gpuhost_cli.report_plan import PlanPart, plan_part
 from gpuhost_cli.report_rows import (
     DoneStep,
     Fact,
     FailureRow,
     FindingRow,
     MeasurementRow,
-    PlannedStep,
     RuleChange,
     StageTime,
     VerdictRow,
@@ -58,6 +59,8 @@ class HostReport:
     proofs: tuple[FindingRow, ...] | None
     verdict: GatePart | None
     gpu: GpuPart | None
+    decode: DecodePart | None
+    """Ceiling, parts and live step in one picture; None where there is nothing of them."""
     rules: RulesPart | None
     measurements: tuple[MeasurementRow, ...] | None
     stages: tuple[StageTime, ...]
@@ -109,24 +112,6 @@ class RulesPart:
     nodes_created: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class PlanPart:
-    """What was planned."""
-
-    wanted: str
-    nothing_to_do: bool
-    resumes: bool
-    target: tuple[tuple[str, str], ...]
-    reason: str
-    candidates: tuple[str, ...]
-    cmdline: tuple[str, ...]
-    modprobe_options: tuple[str, ...]
-    gate_required: tuple[str, ...]
-    steps: tuple[PlannedStep, ...]
-    blockers: tuple[FindingRow, ...]
-    notes: tuple[str, ...]
-
-
 def build_host(host: str, state: str, documents: Documents, run: Mapping[str, Any], run_id: str) -> HostReport:
     """The report of one host out of its documents and the run's record."""
     tasks = [row for row in read.rows(run, "tasks") if row.get("host") == host]
@@ -170,11 +155,12 @@ def build_host(host: str, state: str, documents: Documents, run: Mapping[str, An
         facts=report_facts.facts(documents) if "facts" in documents else None,
         majors=report_facts.majors(documents),
         workloads=read.workloads(roll),
-        plan=None if plan is None else _plan(plan),
+        plan=None if plan is None else plan_part(plan),
         done=read.done_steps(roll, tasks, run_id),
         proofs=None if preflight is None else read.proofs(preflight),
         verdict=_gate_part(documents.get("verdict")),
         gpu=gpu,
+        decode=decode_part(host, documents, run),
         rules=_rules_part(documents.get("reconcile")),
         measurements=tuple(row for document in measured for row in read.measurements(document)) if measured else None,
         stages=read.stage_times(roll, tasks),
@@ -270,30 +256,3 @@ def _of_errors(gpu: GpuPart | None) -> str:
     if gpu is None or gpu.table is not None:
         return ""
     return next((read.next_step_of(row.cause) for row in gpu.unmeasured if row.status == "error"), "")
-
-
-def _plan(plan: Mapping[str, Any]) -> PlanPart:
-    target = read.sub(plan, "target")
-    packages = [
-        (read.text(target.get(f"{part}_package")),
-         f"{read.text(target.get(f'{part}_version'))} from {read.text(target.get(f'{part}_suite'))}")
-        for part in ("image", "headers")
-        if target.get(f"{part}_package")
-    ]  # fmt: skip
-    options = read.sub(plan, "modprobe_options")
-    return PlanPart(
-        wanted=read.text(plan.get("wanted")),
-        nothing_to_do=plan.get("nothing_to_do") is True,
-        resumes=plan.get("resumes") is True,
-        target=tuple(packages),
-        reason=read.text(target.get("reason")),
-        candidates=read.texts(plan, "candidates"),
-        cmdline=tuple(
-            name if value is None else f"{name}={read.text(value)}" for name, value in read.sub(plan, "cmdline").items()
-        ),
-        modprobe_options=tuple(f"{module}: {read.text(value)}" for module, value in options.items()),
-        gate_required=read.texts(plan, "gate_required"),
-        steps=read.planned_steps(plan),
-        blockers=read.blockers(plan),
-        notes=read.texts(plan, "notes"),
-    )

@@ -62,13 +62,13 @@ def _cuda(options: Options, report: Report) -> None:
 
 
 def _p2p(options: Options, report: Report) -> None:
-    from gpu_checks.p2p import check  # noqa: PLC0415 - see above
+    from gpu_checks.p2p.check import check  # noqa: PLC0415 - see above
 
     check(options, report)
 
 
 def _health(options: Options, report: Report) -> None:
-    from gpu_checks.health import check  # noqa: PLC0415 - see above
+    from gpu_checks.health.check import check  # noqa: PLC0415 - see above
 
     check(options, report)
 
@@ -86,19 +86,19 @@ def _memory(options: Options, report: Report) -> None:
 
 
 def _gemm(options: Options, report: Report) -> None:
-    from gpu_checks.gemm import check  # noqa: PLC0415 - see above
+    from gpu_checks.gemm.check import check  # noqa: PLC0415 - see above
 
     check(options, report)
 
 
 def _allreduce(options: Options, report: Report) -> None:
-    from gpu_checks.allreduce import check  # noqa: PLC0415 - see above
+    from gpu_checks.allreduce.check import check  # noqa: PLC0415 - see above
 
     check(options, report)
 
 
 def _decode(options: Options, report: Report) -> None:
-    from gpu_checks.decode import check  # noqa: PLC0415 - see above
+    from gpu_checks.decode.check import check  # noqa: PLC0415 - see above
 
     check(options, report)
 

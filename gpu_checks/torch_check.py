@@ -11,8 +11,8 @@ from typing import Any
 
 from gpu_checks import torch_gpu
 from gpu_checks.cuda_api import Identity
-from gpu_checks.gemm_formats import FORMATS, Matrix
-from gpu_checks.gemm_proof import POISON, Reference, compare, reference
+from gpu_checks.gemm.formats import FORMATS, Matrix
+from gpu_checks.gemm.proof import POISON, Reference, compare, reference
 from gpu_checks.gpus import Gpus, open_gpus
 from gpu_checks.measurement import MEASURED
 from gpu_checks.parts import Parts, Why

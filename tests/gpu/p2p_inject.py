@@ -17,10 +17,11 @@ import sys
 def main(archive: str, fault: str, pair: tuple[int, int], arguments: list[str]) -> int:
     """Put the fault in and run the command."""
     sys.path.insert(0, archive)
-    from gpu_checks import cli, p2p, registry  # noqa: PLC0415 - from the archive
+    from gpu_checks import cli, registry  # noqa: PLC0415 - from the archive
     from gpu_checks.gpus import open_gpus  # noqa: PLC0415
-    from gpu_checks.p2p_copy import Flow, Mover  # noqa: PLC0415
-    from gpu_checks.p2p_work import Tools  # noqa: PLC0415
+    from gpu_checks.p2p import check as p2p  # noqa: PLC0415 - from the archive
+    from gpu_checks.p2p.copies import Flow, Mover  # noqa: PLC0415
+    from gpu_checks.p2p.steps import Tools  # noqa: PLC0415
 
     local = pair[0] == pair[1]
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_checks import nccl
+from gpu_checks.allreduce import nccl
+from gpu_checks.allreduce.arithmetic import QUICK, SIZES
 from gpu_checks.build_zipapp import build
-from gpu_checks.collective_math import QUICK, SIZES
 from gpu_checks.processes import descendants
 
 VERSION_FILE = Path("/proc/driver/nvidia/version")

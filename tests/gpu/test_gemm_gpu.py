@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from gpu_checks.build_zipapp import build
-from gpu_checks.gemm import COUNT_FEW, moved_bytes
-from gpu_checks.gemm_formats import FORMATS, unsupported
-from gpu_checks.gemm_run import Bench, prepare, run
-from gpu_checks.gemm_shapes import FEW_ROWS, WEIGHT_ROWS, Shape, weights_depth
+from gpu_checks.gemm.check import COUNT_FEW, moved_bytes
+from gpu_checks.gemm.formats import FORMATS, unsupported
+from gpu_checks.gemm.run import Bench, prepare, run
+from gpu_checks.gemm.shapes import FEW_ROWS, WEIGHT_ROWS, Shape, weights_depth
 from gpu_checks.gpus import open_gpus
 from gpu_checks.registry import Options
 from gpu_checks.timing import summary

@@ -24,7 +24,8 @@ RUNS = 20
 
 LOOK = """
 import json, sys, time
-from gpu_checks import health_count, nvml
+from gpu_checks import nvml
+from gpu_checks.health import count as health_count
 from gpu_checks.nvml_activity import plain
 with nvml.session() as session:
     gpus = [gpu.address for gpu in health_count.here(session.library)]

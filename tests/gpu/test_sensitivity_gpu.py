@@ -17,7 +17,7 @@ import pytest
 from faulty import NEEDS_COMPILER, build_faulty, real_libcuda
 from test_cuda_gpu import GPUS, VERSION_FILE, used_mib
 
-from gpu_checks import nccl
+from gpu_checks.allreduce import nccl
 from gpu_checks.build_zipapp import build
 
 pytestmark = [

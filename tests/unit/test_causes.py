@@ -34,7 +34,7 @@ def literals() -> dict[str, set[str]]:
     """Every string of a cause's shape in the code, with the files that hold it."""
     found: dict[str, set[str]] = {}
     for folder in FOLDERS:
-        for path in sorted((REPOSITORY / folder).glob("*.py")):
+        for path in sorted((REPOSITORY / folder).rglob("*.py")):
             if path.name == "causes.py":
                 continue
             for node in ast.walk(ast.parse(path.read_text())):

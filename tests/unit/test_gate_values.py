@@ -9,7 +9,7 @@ import pytest
 from fake_roll import HOST_NAME, RUN_ID
 from fake_tree import NEW, OLD
 
-from gpu_checks.p2p_links import Link
+from gpu_checks.p2p.links import Link
 from gpuhost import baselines, expectations
 from gpuhost.baselines import Baselines, Entry, Origin
 from gpuhost.documents import Comparison, GateResult, make_head

@@ -8,7 +8,11 @@ import shutil
 import pytest
 from fake_peers import OURS, document, load_peers, measurement, nccl_tests_says, nvbandwidth_says
 
-from gpu_checks import collective_math, collective_nccl, memory, p2p_plan, p2p_results
+from gpu_checks import memory
+from gpu_checks.allreduce import arithmetic as collective_math
+from gpu_checks.allreduce import nccl_backend as collective_nccl
+from gpu_checks.p2p import plan as p2p_plan
+from gpu_checks.p2p import results as p2p_results
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import sys
 import pytest
 from fake_peers import Machine, load_peers
 
-from gpu_checks import collective_math
+from gpu_checks.allreduce import arithmetic as collective_math
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gpu_checks.p2p_links import Link
+from gpu_checks.p2p.links import Link
 from gpuhost.baselines import Baselines, Entry, Origin
 from gpuhost.documents import as_dict, make_head
 from gpuhost.expectations import Rules

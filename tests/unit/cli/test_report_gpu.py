@@ -11,7 +11,7 @@ import gate_runs as runs
 import pytest
 from gate_runs import eight, host_of, pages, part_of
 
-from gpu_checks.health_gpu import SLOWED
+from gpu_checks.health.gpu import SLOWED
 from gpuhost import baselines
 from gpuhost_cli.report_gate import ORDER, compared, table_of
 from gpuhost_cli.report_gpu import IDLE

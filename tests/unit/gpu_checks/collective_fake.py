@@ -10,10 +10,10 @@ import struct
 import time
 from dataclasses import dataclass
 
-from gpu_checks.collective_backend import Joined, Member, Wrong
-from gpu_checks.collective_math import ELEMENT_BYTES, total, value
-from gpu_checks.collective_place import shown
-from gpu_checks.rank_channel import RankError
+from gpu_checks.allreduce.arithmetic import ELEMENT_BYTES, total, value
+from gpu_checks.allreduce.backend import Joined, Member, Wrong
+from gpu_checks.allreduce.channel import RankError
+from gpu_checks.allreduce.place import shown
 
 LARGEST = 4096
 NAN = float("nan")

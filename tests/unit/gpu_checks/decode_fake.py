@@ -11,11 +11,14 @@ from types import SimpleNamespace
 import pytest
 from measuring import Kept, some_gpus
 
-from gpu_checks import decode, decode_casts, decode_reduce, torch_gpu
-from gpu_checks.decode_models import for_rank, model_of
-from gpu_checks.decode_reduce import Reduced
-from gpu_checks.decode_run import Run
-from gpu_checks.gemm_run import Bench
+from gpu_checks import torch_gpu
+from gpu_checks.decode import casts as decode_casts
+from gpu_checks.decode import check as decode
+from gpu_checks.decode import reduce as decode_reduce
+from gpu_checks.decode.models import for_rank, model_of
+from gpu_checks.decode.reduce import Reduced
+from gpu_checks.decode.run import Run
+from gpu_checks.gemm.run import Bench
 from gpu_checks.parts import Parts, Why
 from gpu_checks.registry import Options
 from gpu_checks.torch_gpu import Torch

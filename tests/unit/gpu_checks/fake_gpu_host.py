@@ -7,9 +7,11 @@ import functools
 from cuda_stage import HERE, compile_library
 from fake_sysfs import Bus
 
-from gpu_checks import health, health_link, health_xids
 from gpu_checks.cuda_async import AsyncApi
 from gpu_checks.device_access import Roots
+from gpu_checks.health import check as health
+from gpu_checks.health import link as health_link
+from gpu_checks.health import xids as health_xids
 from gpu_checks.host_view import Record
 from gpu_checks.registry import Options
 

@@ -13,14 +13,17 @@ from array import array
 from ctypes import c_void_p
 from dataclasses import dataclass, field
 
-from gpu_checks import p2p, p2p_plan, p2p_work, processes
+from gpu_checks import processes
 from gpu_checks.cuda_api import CudaError, Identity
 from gpu_checks.kernels import Wrong
 from gpu_checks.measurement import from_dict, to_dict
 from gpu_checks.nvml import Session
-from gpu_checks.p2p_copy import Mover
-from gpu_checks.p2p_plan import SMALL
-from gpu_checks.p2p_work import Tools
+from gpu_checks.p2p import check as p2p
+from gpu_checks.p2p import plan as p2p_plan
+from gpu_checks.p2p import steps as p2p_work
+from gpu_checks.p2p.copies import Mover
+from gpu_checks.p2p.plan import SMALL
+from gpu_checks.p2p.steps import Tools
 from gpu_checks.registry import Options
 
 SPACE = 1 << 40

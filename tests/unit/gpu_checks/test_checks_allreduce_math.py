@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from gpu_checks import collective_math as sums
+from gpu_checks.allreduce import arithmetic as sums
 
 WORLDS = range(2, 17)
 

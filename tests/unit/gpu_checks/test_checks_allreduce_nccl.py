@@ -5,11 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from gpu_checks import nccl
-from gpu_checks.allreduce import Wishes, wishes
-from gpu_checks.collective_math import QUICK, SIZES
-from gpu_checks.collective_place import room
-from gpu_checks.nccl import NcclError, UniqueId, additions, candidates, configuration_files, settings, transports
+from gpu_checks.allreduce import nccl
+from gpu_checks.allreduce.arithmetic import QUICK, SIZES
+from gpu_checks.allreduce.check import Wishes, wishes
+from gpu_checks.allreduce.nccl import (
+    NcclError,
+    UniqueId,
+    additions,
+    candidates,
+    configuration_files,
+    settings,
+    transports,
+)
+from gpu_checks.allreduce.place import room
 from gpu_checks.registry import Options
 
 

@@ -8,10 +8,11 @@ import pytest
 from collective_fake import Board, FakeBackend, Fault
 from measuring import Kept
 
-from gpu_checks import allreduce, nccl
-from gpu_checks.allreduce import Wishes
-from gpu_checks.collective_math import Plan, plan
-from gpu_checks.ranks import Team
+from gpu_checks.allreduce import check as allreduce
+from gpu_checks.allreduce import nccl
+from gpu_checks.allreduce.arithmetic import Plan, plan
+from gpu_checks.allreduce.check import Wishes
+from gpu_checks.allreduce.ranks import Team
 from gpu_checks.registry import Check, Options
 from gpu_checks.runner import run_check
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from cuda_stage import HERE, NODES, VERSION, Stage, needs_stage, open_the_way
 
-from gpu_checks.collective_math import SIZES
+from gpu_checks.allreduce.arithmetic import SIZES
 
 pytestmark = needs_stage
 # Room for buffers of 1 MiB: a CPU adds up no 512 MiB within a test.

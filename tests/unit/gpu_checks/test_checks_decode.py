@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 from decode_fake import CONFIGS, GQA, MLA, ONE_RANK, CpuClock, check, torch
 
-from gpu_checks import decode_step
-from gpu_checks.decode_part import Part, Stack
-from gpu_checks.decode_reduce import Reduced
+from gpu_checks.decode import step as decode_step
+from gpu_checks.decode.part import Part, Stack
+from gpu_checks.decode.reduce import Reduced
 from gpu_checks.measurement import Measurement, Samples
 from gpu_checks.parts import NO_DEFECT, Why
 from gpu_checks.registry import REGISTRY

@@ -8,9 +8,12 @@ import pytest
 from decode_fake import GQA, MLA, ONE_RANK, CpuBench, CpuClock, a_run, check, options, torch
 from measuring import Kept
 
-from gpu_checks import decode, decode_run, decode_step, torch_gpu
+from gpu_checks import torch_gpu
 from gpu_checks.cuda_api import CudaError
-from gpu_checks.decode_part import Part
+from gpu_checks.decode import check as decode
+from gpu_checks.decode import run as decode_run
+from gpu_checks.decode import step as decode_step
+from gpu_checks.decode.part import Part
 
 
 @pytest.fixture(autouse=True)

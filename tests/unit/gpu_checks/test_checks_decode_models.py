@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_checks import decode_models, registry
-from gpu_checks.decode_models import PRESETS, BadModel, for_rank, load, model_of
-from gpu_checks.decode_stack import (
+from gpu_checks import registry
+from gpu_checks.decode import models as decode_models
+from gpu_checks.decode.models import PRESETS, BadModel, for_rank, load, model_of
+from gpu_checks.decode.stack import (
     ELEMENT,
     cache_shapes,
     fitting,

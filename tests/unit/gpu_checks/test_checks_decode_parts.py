@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from decode_fake import GQA, SPARSE, CpuClock, torch
 
-from gpu_checks.decode_attention import angles, turn
-from gpu_checks.decode_graph import Timed, copies_of, host_us, in_graph, repeats_for, time_part
-from gpu_checks.decode_mlp import GATHERED, GROUPED, experts, has_grouped
-from gpu_checks.decode_models import for_rank, model_of
-from gpu_checks.decode_part import Part, Place, Seen
-from gpu_checks.decode_proof import error_of, wrong
-from gpu_checks.decode_stack import Maker, build, fitting
+from gpu_checks.decode.attention import angles, turn
+from gpu_checks.decode.graph import Timed, copies_of, host_us, in_graph, repeats_for, time_part
+from gpu_checks.decode.mlp import GATHERED, GROUPED, experts, has_grouped
+from gpu_checks.decode.models import for_rank, model_of
+from gpu_checks.decode.part import Part, Place, Seen
+from gpu_checks.decode.proof import error_of, wrong
+from gpu_checks.decode.stack import Maker, build, fitting
 from gpu_checks.measurement import Samples
 
 MIB = 1 << 20

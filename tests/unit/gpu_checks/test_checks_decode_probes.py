@@ -12,12 +12,15 @@ import pytest
 from decode_fake import GQA, CpuClock, a_run, options, torch
 from measuring import Kept
 
-from gpu_checks import decode_casts, decode_probes, decode_products, decode_reduce
+from gpu_checks.allreduce.ranks import Broken
 from gpu_checks.cuda_api import CudaError
-from gpu_checks.decode_cast import FACTOR, NOT_NUMBERS, cast_word, module
-from gpu_checks.decode_models import for_rank, model_of
+from gpu_checks.decode import casts as decode_casts
+from gpu_checks.decode import probes as decode_probes
+from gpu_checks.decode import products as decode_products
+from gpu_checks.decode import reduce as decode_reduce
+from gpu_checks.decode.cast import FACTOR, NOT_NUMBERS, cast_word, module
+from gpu_checks.decode.models import for_rank, model_of
 from gpu_checks.measurement import Measurement
-from gpu_checks.ranks import Broken
 
 MIB = 1 << 20
 
@@ -265,8 +268,8 @@ def test_why_there_is_no_all_reduce(monkeypatch, said, cause, status):
 
 REDUCE = """
 import json, sys
-from gpu_checks import decode_reduce
-from gpu_checks.decode_models import load, for_rank
+from gpu_checks.decode import reduce as decode_reduce
+from gpu_checks.decode.models import load, for_rank
 from gpu_checks.registry import Options
 class Report:
     made = []

@@ -8,12 +8,13 @@ import pytest
 from measuring import Kept, Session, some_gpus
 from test_checks_torch import FullError, fake
 
-from gpu_checks import gemm, torch_gpu
+from gpu_checks import torch_gpu
 from gpu_checks.cuda_api import CudaError
-from gpu_checks.gemm_formats import FORMATS, unsupported
-from gpu_checks.gemm_proof import Proof
-from gpu_checks.gemm_run import Bench
-from gpu_checks.gemm_shapes import FEW_ROWS, WEIGHT_BYTES, Shape, needed_bytes, sets_of, shapes, tflop_s
+from gpu_checks.gemm import check as gemm
+from gpu_checks.gemm.formats import FORMATS, unsupported
+from gpu_checks.gemm.proof import Proof
+from gpu_checks.gemm.run import Bench
+from gpu_checks.gemm.shapes import FEW_ROWS, WEIGHT_BYTES, Shape, needed_bytes, sets_of, shapes, tflop_s
 from gpu_checks.registry import Options
 from gpu_checks.torch_gpu import Torch
 

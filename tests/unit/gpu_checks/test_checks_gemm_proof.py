@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 from measuring import Kept, identity, some_gpus
 
-from gpu_checks.gemm_formats import FORMATS, FP4_BLOCK, Matrix, by_chunks, swizzled
-from gpu_checks.gemm_proof import POISON, Reference, compare, compare_on_cpu, reference, rows_to_compare
-from gpu_checks.gemm_run import Bench, prepare, run
-from gpu_checks.gemm_shapes import Shape
+from gpu_checks.gemm.formats import FORMATS, FP4_BLOCK, Matrix, by_chunks, swizzled
+from gpu_checks.gemm.proof import POISON, Reference, compare, compare_on_cpu, reference, rows_to_compare
+from gpu_checks.gemm.run import Bench, prepare, run
+from gpu_checks.gemm.shapes import Shape
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason=f"{sys.executable} has no torch")
 BY_NAME = {each.name: each for each in FORMATS}

@@ -14,7 +14,8 @@ import pytest
 from cuda_stage import HERE, Stage, compile_library, needs_stage
 from fake_gpu_host import SECOND, Host, cause, compile_both
 
-from gpu_checks import health, health_xids
+from gpu_checks.health import check as health
+from gpu_checks.health import xids as health_xids
 from gpu_checks.host_view import Record
 from gpuhost import xids as audit
 

@@ -10,9 +10,10 @@ import pytest
 from fake_gpu_host import FIRST, SECOND, Host, cause, compile_both
 from fake_sysfs import Bus
 
-from gpu_checks import health_link, pci
 from gpu_checks.cuda_api import CudaError
-from gpu_checks.pci import Link, Speed
+from gpu_checks.health import link as health_link
+from gpu_checks.health import pci
+from gpu_checks.health.pci import Link, Speed
 
 FIXTURE = Path(__file__).resolve().parents[2] / "fixtures/h200-vm/pci_devices.txt"
 PORT = "0000:00:02.0"

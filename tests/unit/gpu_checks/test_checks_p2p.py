@@ -7,9 +7,9 @@ import time
 import pytest
 from p2p_fake import Faults, make_small, run, stand, tools
 
-from gpu_checks import p2p_work
-from gpu_checks.p2p_links import Link
-from gpu_checks.p2p_work import Tools
+from gpu_checks.p2p import steps as p2p_work
+from gpu_checks.p2p.links import Link
+from gpu_checks.p2p.steps import Tools
 from gpu_checks.registry import Options
 
 

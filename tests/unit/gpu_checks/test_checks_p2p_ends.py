@@ -8,9 +8,10 @@ import time
 import pytest
 from p2p_fake import OPTIONS, FakeGpus, Faults, make_small, run, stand, tools
 
-from gpu_checks import p2p, processes
+from gpu_checks import processes
 from gpu_checks.measurement import Measurement
-from gpu_checks.p2p_work import Tools
+from gpu_checks.p2p import check as p2p
+from gpu_checks.p2p.steps import Tools
 from gpu_checks.registry import Check, Options
 from gpu_checks.runner import run_check
 

@@ -7,9 +7,16 @@ from ctypes import c_uint
 
 import pytest
 
-from gpu_checks import p2p_chase, p2p_copy, p2p_links, p2p_overall, p2p_plan, p2p_results, p2p_suspects, p2p_topology
 from gpu_checks.nvml_api import SUCCESS
-from gpu_checks.p2p_links import Link, Port, link, nvlink_gb_s, pcie_gb_s, slower
+from gpu_checks.p2p import chase as p2p_chase
+from gpu_checks.p2p import copies as p2p_copy
+from gpu_checks.p2p import links as p2p_links
+from gpu_checks.p2p import overall as p2p_overall
+from gpu_checks.p2p import plan as p2p_plan
+from gpu_checks.p2p import results as p2p_results
+from gpu_checks.p2p import suspects as p2p_suspects
+from gpu_checks.p2p import topology as p2p_topology
+from gpu_checks.p2p.links import Link, Port, link, nvlink_gb_s, pcie_gb_s, slower
 
 MODULES = (p2p_chase, p2p_copy, p2p_links, p2p_overall, p2p_plan, p2p_results, p2p_suspects)
 

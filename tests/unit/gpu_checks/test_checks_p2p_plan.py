@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_checks.p2p_chase import CHAIN_BYTES, STEPS, WALKS, chain
-from gpu_checks.p2p_copy import speeds_together, turn_speeds, turns_within
-from gpu_checks.p2p_patterns import judgeable
-from gpu_checks.p2p_plan import (
+from gpu_checks.p2p.chase import CHAIN_BYTES, STEPS, WALKS, chain
+from gpu_checks.p2p.copies import speeds_together, turn_speeds, turns_within
+from gpu_checks.p2p.patterns import judgeable
+from gpu_checks.p2p.plan import (
     ARRIVE,
     LARGEST_BUFFER,
     LATENCY,
@@ -27,7 +27,7 @@ from gpu_checks.p2p_plan import (
     slot_bytes,
     target_s,
 )
-from gpu_checks.p2p_work import Tools
+from gpu_checks.p2p.steps import Tools
 
 MIB = 1 << 20
 

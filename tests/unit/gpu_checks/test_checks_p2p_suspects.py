@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from gpu_checks.p2p_suspects import acs_control, acs_words, bridges_above, in_words, suspects
+from gpu_checks.p2p.suspects import acs_control, acs_words, bridges_above, in_words, suspects
 
 GPU = "0000:03:00.0"
 

@@ -12,7 +12,7 @@ import pytest
 from measuring import Kept, some_gpus
 
 from gpu_checks import torch_check, torch_gpu
-from gpu_checks.gemm_proof import Proof
+from gpu_checks.gemm.proof import Proof
 from gpu_checks.registry import Options
 from gpu_checks.torch_gpu import NoTorch, Torch, covers, load, missing, too_old, unfit
 
