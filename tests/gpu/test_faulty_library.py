@@ -90,7 +90,19 @@ def test_the_nth_call_hangs(tmp_path, library):
     assert process.communicate()[0] == "0\n0\n"
 
 
-def test_a_sum_is_wrong(tmp_path, library, buffers, monkeypatch):
+SUM = """
+import ctypes, sys
+from ctypes import addressof, c_size_t, c_void_p
+driver, nccl = ctypes.CDLL(sys.argv[1]), ctypes.CDLL(sys.argv[2])
+source = ctypes.create_string_buffer(bytes(range(256)), 256)
+target = (ctypes.c_char * 256)()
+where = c_void_p(addressof(source)), c_void_p(addressof(target)), c_size_t(64)
+assert nccl.ncclAllReduce(*where, 7, 0, c_void_p(), c_void_p()) == 0
+print(target.raw.hex())
+"""
+
+
+def test_a_sum_is_wrong(tmp_path, library):
     """The collective's library finds the driver's by its name, as it is loaded already."""
     real = tmp_path / "libnccl.so.2"
     (tmp_path / "real.c").write_text(STAND_IN)
@@ -99,10 +111,9 @@ def test_a_sum_is_wrong(tmp_path, library, buffers, monkeypatch):
     )
     folder = tmp_path / "faulty"
     folder.mkdir()
-    nccl = ctypes.CDLL(str(build_faulty(folder, real, "libnccl.so.2", "-DFOR_NCCL")))
-    source, target = buffers
-    arguments = (c_void_p(ctypes.addressof(source)), c_void_p(ctypes.addressof(target)), c_size_t(SIZE // 4), 7, 0)
-    monkeypatch.setenv("GPUHOST_FAULT", "ncclAllReduce=wrong")
-    assert nccl.ncclAllReduce(*arguments, c_void_p(), c_void_p()) == 0
-    assert target.raw[:4] == b"\x5e" * 4
-    assert target.raw[4:] == source.raw[4:]
+    faulty = build_faulty(folder, real, "libnccl.so.2", "-DFOR_NCCL")
+    done = subprocess.run(
+        [sys.executable, "-c", SUM, library._name, str(faulty)], capture_output=True, text=True, check=True,
+        env={"GPUHOST_FAULT": "ncclAllReduce=wrong"},
+    )  # fmt: skip
+    assert bytes.fromhex(done.stdout) == b"\x5e" * 4 + bytes(range(4, 256))
