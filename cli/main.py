@@ -82,7 +82,8 @@ def _stage_parser(made: argparse.ArgumentParser, name: str) -> None:
     made.add_argument(
         "--batches", type=batches, metavar="N,N,..", help="hosts at a time, the last one repeats (default: 1)"
     )
-    made.add_argument("--tags", metavar="STAGES", help=argparse.SUPPRESS)
+    tags = "measure: only measure, without judging; decode: the parts of a decode step" if name == "gate" else None
+    made.add_argument("--tags", metavar="TAGS", help=tags or argparse.SUPPRESS)
     made.add_argument("--skip-tags", metavar="STAGES", help=argparse.SUPPRESS)
     if name in WITH_TARGET:
         made.add_argument(
