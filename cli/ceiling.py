@@ -11,7 +11,7 @@ from typing import Any
 from gpuhost.causes import FINDINGS, GOOD
 from gpuhost.documents import utc_now
 from gpuhost_cli import ceiling_options, ceiling_text
-from gpuhost_cli.ceiling_config import Config, load, model_of, preset_path, presets
+from gpuhost_cli.ceiling_config import Config, load, model_of, preset_path, presets, title_of
 from gpuhost_cli.ceiling_formats import FORMATS, VALUE_BYTES
 from gpuhost_cli.ceiling_hardware import Given, hardware_of, modes, sheets
 from gpuhost_cli.ceiling_measured import Measured, measured_of
@@ -87,7 +87,7 @@ def answer(options: argparse.Namespace, taken_at: str) -> Ceiling:
 def _config(options: argparse.Namespace) -> tuple[Config, str, str]:
     """The model's config, its title, and where it is from."""
     if options.preset is None:
-        return load(options.config), options.config.resolve().parent.name, str(options.config)
+        return load(options.config), title_of(options.config), str(options.config)
     known = presets()
     return load(preset_path(options.preset)), known[options.preset]["title"], known[options.preset]["source"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuhost_cli import ceiling_fields
-from gpuhost_cli.ceiling_fields import INDEXER, MLA, MOE, Reader
+from gpuhost_cli.ceiling_fields import INDEXER, MLA, MOE, Reader, shortened
 from gpuhost_cli.ceiling_model import MATRICES, Cache, Experts, Matrix, Model
 from gpuhost_cli.run import InputError
 
@@ -24,20 +24,24 @@ class Family:
     latent: bool
     moe: bool
     indexer: bool = False
+    taken: tuple[str, ...] = ()
+    """Fields that may be missing, but whose value in the model's own code is then not what is taken here."""
 
     @property
     def fields(self) -> set[str]:
         return (MLA if self.latent else set()) | (MOE if self.moe else set()) | (INDEXER if self.indexer else set())
 
 
-DENSE, GQA_MOE, MLA_MOE, DSA = Family(False, False), Family(False, True), Family(True, True), Family(True, True, True)
+EXPERTS, LATENT = ("first_k_dense_replace", "n_shared_experts"), ("q_lora_rank",)
+DENSE, OWN_HEADS = Family(False, False), Family(False, False, taken=("head_dim",))
+MLA_MOE, DSA = Family(True, True, taken=(*EXPERTS, *LATENT)), Family(True, True, True, taken=(*EXPERTS, *LATENT))
 ARCHITECTURES = {
     "LlamaForCausalLM": DENSE,
     "MistralForCausalLM": DENSE,
     "Qwen2ForCausalLM": DENSE,
-    "Qwen3ForCausalLM": DENSE,
-    "Qwen3MoeForCausalLM": GQA_MOE,
-    "Glm4MoeForCausalLM": GQA_MOE,
+    "Qwen3ForCausalLM": OWN_HEADS,
+    "Qwen3MoeForCausalLM": Family(False, True, taken=("head_dim",)),
+    "Glm4MoeForCausalLM": Family(False, True, taken=(*EXPERTS, "head_dim")),
     "DeepseekV2ForCausalLM": MLA_MOE,
     "DeepseekV3ForCausalLM": MLA_MOE,
     "DeepseekV32ForCausalLM": DSA,
@@ -67,6 +71,18 @@ def presets() -> dict[str, dict[str, str]]:
 def preset_path(name: str) -> Path:
     """The config.json of a preset."""
     return DATA / "presets" / name / "config.json"
+
+
+def title_of(path: Path) -> str:
+    """What a model's folder is called; in the cache of the Hugging Face hub, where files are links into ``blobs``, the
+    model.
+
+    >>> title_of(Path("/hub/models--org--GLM-5-FP8/snapshots/6f3c/config.json")), title_of(Path("/GLM-5/config.json"))
+    ('GLM-5-FP8', 'GLM-5')
+    """
+    folders = path.absolute().parts[:-1]
+    cached = next((name for name in folders if name.startswith("models--")), None)
+    return cached.rpartition("--")[2] if cached else folders[-1]
 
 
 def load(path: Path) -> Config:
@@ -156,17 +172,18 @@ class _Builder:
             latent=self.family.latent,
             vectors=self.hidden * (2 * self.count + 1),
             mtp_layers=self.read.whole("num_nextn_predict_layers", default=0),
-            notes=(*notes, *self.notes, *self._windows()),
+            notes=(*notes, *self.notes, *self._missing(), *self._windows()),
         )
 
     def _dtype(self) -> str:
         stored = self.read.config.get("torch_dtype") or self.read.config.get("dtype")
+        stored = stored.removeprefix("torch.") if isinstance(stored, str) else stored
         known = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
         if stored is None:
             self.notes.append("no dtype in the config: taken as BF16")
             return "bf16"
-        if stored not in known:
-            raise InputError(f"{self.read.where}: dtype {stored!r} is not understood: {', '.join(known)}")
+        if str(stored) not in known:
+            raise InputError(f"{self.read.where}: dtype {shortened(stored)!r} is not understood: {', '.join(known)}")
         return known[str(stored)]
 
     def _windows(self) -> list[str]:
@@ -182,12 +199,12 @@ class _Builder:
         """The layers with experts."""
         if not self.family.moe:
             return ()
-        config, read = self.read.config, self.read
+        read = self.read
         kinds = read.kinds("mlp_layer_types", self.count, {"dense", "sparse"})
         if kinds is not None:
             return tuple(layer for layer, kind in enumerate(kinds) if kind == "sparse")
         first, every = read.whole("first_k_dense_replace", default=0), read.whole("moe_layer_freq", default=1)
-        step, dense = read.whole("decoder_sparse_step", default=1), set(config.get("mlp_only_layers") or ())
+        step, dense = read.whole("decoder_sparse_step", default=1), read.layers("mlp_only_layers")
         return tuple(
             layer
             for layer in self.layers
@@ -204,7 +221,9 @@ class _Builder:
     def _experts(self, sparse: tuple[int, ...]) -> tuple[Experts | None, list[Matrix]]:
         if not sparse:
             return None, []
-        total, used = self.read.whole("n_routed_experts", "num_experts"), self.read.whole("num_experts_per_tok")
+        # Transformers 5 writes the number of Qwen3's experts as num_local_experts.
+        total = self.read.whole("n_routed_experts", "num_experts", "num_local_experts")
+        used = self.read.whole("num_experts_per_tok")
         if used > total:
             raise InputError(f"{self.read.where}: {used} experts for a token, of {total}")
         width, shared = self.read.whole("moe_intermediate_size"), self.read.whole("n_shared_experts", default=0)
@@ -217,6 +236,16 @@ class _Builder:
         router = Matrix("router", f"{LAYER}mlp.gate", total, self.hidden, sparse)
         together = self._mlp("shared_experts", "mlp.shared_experts.", width * shared, sparse)
         return Experts(total, used, width, len(sparse)), [*routed, *together, router]
+
+    def _missing(self) -> list[str]:
+        """Fields that are not there, and without which a guess is made."""
+        config, own = self.read.config, self.family.taken
+        listed = {"first_k_dense_replace"} if config.get("mlp_layer_types") is not None else set()
+        names = [name for name in own if name not in config and name not in listed]
+        if not self.family.latent and config.get("num_key_value_heads") is None:
+            names.append("num_key_value_heads")
+        taken = {"head_dim": self.hidden // self.heads, "num_key_value_heads": self.heads}
+        return [f"{name} is missing in the config: taken as {taken.get(name, 0)}" for name in names]
 
     def _grouped(self) -> tuple[list[Matrix], Cache]:
         """Attention with keys and values for each group of heads."""

@@ -17,8 +17,9 @@ COMMON = {
 """Read for every model: shapes, or what a note says about them."""
 
 MOE = {
-    "n_routed_experts", "num_experts", "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size",
-    "first_k_dense_replace", "moe_layer_freq", "decoder_sparse_step", "mlp_only_layers", "mlp_layer_types",
+    "n_routed_experts", "num_experts", "num_local_experts", "n_shared_experts", "num_experts_per_tok",
+    "moe_intermediate_size", "first_k_dense_replace", "moe_layer_freq", "decoder_sparse_step", "mlp_only_layers",
+    "mlp_layer_types",
 }  # fmt: skip
 MLA = {"q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim", "v_head_dim"}
 INDEXER = {"index_n_heads", "index_head_dim", "index_topk", "indexer_types", "index_topk_freq", "index_topk_pattern",
@@ -102,16 +103,28 @@ class Reader:
         self.config, self.where = config, where
 
     def whole(self, *names: str, default: int | None = None) -> int:
-        """A positive whole number under one of the names. Raises InputError."""
-        name = next((each for each in names if self.config.get(each) is not None), None)
-        if name is None:
+        """A positive whole number under one of the names; 0 only where that is the default. Raises InputError."""
+        given = {name: self.config[name] for name in names if self.config.get(name) is not None}
+        if not given:
             if default is not None:
                 return default
             raise InputError(f"{self.where}: {' or '.join(names)} is missing: is this the model's config.json?")
-        value = self.config[name]
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (value == 0 and default is None):
-            raise InputError(f"{self.where}: {name} is {shortened(value)!r}, expected a positive whole number")
-        return value
+        for name, value in given.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (value == 0 and default != 0):
+                raise InputError(f"{self.where}: {name} is {shortened(value)!r}, expected a positive whole number")
+        if len(set(given.values())) > 1:
+            said = ", ".join(f"{name} = {value}" for name, value in given.items())
+            raise InputError(f"{self.where}: {said}: they name the same number, and differ")
+        return next(iter(given.values()))
+
+    def layers(self, name: str) -> set[int]:
+        """A list of layers' numbers; empty where there is none. Raises InputError."""
+        value = self.config.get(name)
+        if value is None:
+            return set()
+        if not isinstance(value, list) or not all(type(each) is int for each in value):
+            raise InputError(f"{self.where}: {name} is {shortened(value)!r}, expected a list of layers' numbers")
+        return set(value)
 
     def kinds(self, name: str, layers: int, allowed: set[str]) -> list[str] | None:
         """A list with one word for each layer, or None. Raises InputError for other words or another length."""

@@ -1,7 +1,7 @@
 """The machine as the sum needs it. Each number says where it comes from: given, measured, preset or assumed.
 
-What was given by hand goes first, then what this host's own parts measured, then the data sheet, then an assumption of
-the mode. Pure but for the two readers of data.
+What was given by hand goes first, then what this host's own parts measured, then an assumption of the mode, then the
+machine's sheet. Pure but for the two readers of data.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def hardware_of(
     sheet: Mapping[str, Any], mode: Mapping[str, Any], given: Given, measured: Measured | None, tp: int, hidden: int
 ) -> Hardware:
     """The machine. ``tp`` and ``hidden`` say which measured all-reduce is the one that a token needs."""
-    notes = [f"measured: on {measured.where}", *measured.notes] if measured else []
+    notes = [f"measured: {measured.where}", *measured.notes] if measured else []
     curve: tuple[tuple[int, float], ...] = ()
     if measured and measured.reduce_us and given.allreduce_us is None and tp > 1:
         if measured.ranks == tp:
@@ -128,7 +128,7 @@ def hardware_of(
         gpus=_gpus(sheet, given, measured),
         memory_gb_s=memory,
         memory_efficiency=_efficiency(mode, given, is_measured),
-        allreduce_us=_allreduce(mode, given, measured, curve, 2 * hidden),
+        allreduce_us=_allreduce(mode["allreduce_us"] or sheet["allreduce_us"], given, curve, 2 * hidden),
         transfer=given.transfer or ("included" if curve else str(mode["transfer"]["value"])),
         transfer_why="given" if given.transfer else "measured by size" if curve else str(mode["transfer"]["why"]),
         link_gb_s=_link(sheet, given, measured),
@@ -175,20 +175,16 @@ def _efficiency(mode: Mapping[str, Any], given: Given, is_measured: bool) -> Inp
 
 
 def _allreduce(
-    mode: Mapping[str, Any],
-    given: Given,
-    measured: Measured | None,
-    curve: tuple[tuple[int, float], ...],
-    token_bytes: int,
+    assumed: Mapping[str, Any], given: Given, curve: tuple[tuple[int, float], ...], token_bytes: int
 ) -> Input:
     name, unit = "one all-reduce of a token", "us"
     if given.allreduce_us is not None:
         return Input(name, given.allreduce_us, unit, "given", "--allreduce-us")
-    if measured and curve:
+    if curve:
         sizes = ", ".join(str(size) for size, _ in curve[:4]) + (", ..." if len(curve) > 4 else "")
         why = f"in a CUDA graph, for {token_bytes} B out of sizes {sizes}"
         return Input(name, at_size(curve, token_bytes), unit, "measured", why)
-    return Input(name, mode["allreduce_us"]["value"], unit, "assumed", mode["allreduce_us"]["why"])
+    return Input(name, assumed["value"], unit, "assumed", assumed["why"])
 
 
 def at_size(curve: tuple[tuple[int, float], ...], size: float) -> float:

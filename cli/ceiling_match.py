@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -15,6 +16,10 @@ FUSED = {
 
 ALIASES = {"indexer.weights_proj": "indexers_proj"}
 """Names of another writer for the same matrix (GLM-5's FP8 checkpoint)."""
+
+LAYER = re.compile(r"layers\.(\d+)\.")
+"""An entry of a single layer; without one it may be about any. Checkpoints list tens of thousands of modules, and each
+is looked for among the entries of its own layer alone."""
 
 EXPERT_NUMBER = re.compile(r"experts\\?\.\d")
 """An entry that tells one expert from another; without one, the first expert stands for all."""
@@ -40,20 +45,27 @@ class Entries:
 
     def __post_init__(self) -> None:
         """Compile once; an expression that is none is a ValueError with the entry in it."""
-        patterns: list[tuple[str, re.Pattern[str]]] = []
+        patterns: dict[str, list[tuple[str, re.Pattern[str]]]] = defaultdict(list)
         for entry in dict.fromkeys(self.entries):
             if entry.startswith("re:"):
                 try:
-                    patterns.append((entry, re.compile(entry[3:])))
+                    patterns[""].append((entry, re.compile(entry[3:])))
                 except re.error as error:
                     raise ValueError(f"{entry}: no regular expression: {error}") from error
             elif "*" in entry:
                 end = "" if entry.endswith("*") else r"(?:\.|$)"
                 body = ".*".join(re.escape(part) for part in entry.split("*"))
-                patterns.append((entry, re.compile(rf"(?:.*\.)?{body}{end}")))
-        literal = {entry for entry in self.entries if "*" not in entry and not entry.startswith("re:")}
-        object.__setattr__(self, "_patterns", tuple(patterns))
-        object.__setattr__(self, "_literal", literal)
+                patterns[_layer(entry)].append((entry, re.compile(rf"(?:.*\.)?{body}{end}")))
+        literal: dict[str, set[str]] = defaultdict(set)
+        lengths: dict[str, set[int]] = defaultdict(set)
+        for entry in self.entries:
+            if "*" not in entry and not entry.startswith("re:"):
+                first, count = entry.partition(".")[0], entry.count(".") + 1
+                literal[first].add(entry)
+                lengths[first].add(count)
+        object.__setattr__(self, "_patterns", dict(patterns))
+        object.__setattr__(self, "_literal", dict(literal))
+        object.__setattr__(self, "_lengths", dict(lengths))
 
     @property
     def by_expert(self) -> bool:
@@ -62,15 +74,24 @@ class Entries:
 
     def covering(self, module: str) -> list[str]:
         """The entries that cover a module."""
-        patterns: tuple[tuple[str, re.Pattern[str]], ...] = self._patterns  # type: ignore[attr-defined]
-        literal: set[str] = self._literal  # type: ignore[attr-defined]
-        names = variants(module)
-        found = [entry for entry, pattern in patterns if any(pattern.match(name) for name in names)]
-        for name in names:
+        patterns: dict[str, list[tuple[str, re.Pattern[str]]]] = self._patterns  # type: ignore[attr-defined]
+        literal: dict[str, set[str]] = self._literal  # type: ignore[attr-defined]
+        lengths: dict[str, set[int]] = self._lengths  # type: ignore[attr-defined]
+        names, own = variants(module), _layer(module)
+        near = [*patterns.get("", ()), *(patterns.get(own, ()) if own else ())]
+        found = [entry for entry, pattern in near if any(pattern.match(name) for name in names)]
+        for name in names if literal else ():
             parts = name.split(".")
-            runs = (".".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1))
-            found += [run for run in runs if run in literal]
+            for begin, first in enumerate(parts):
+                if first in literal:
+                    runs = (".".join(parts[begin : begin + count]) for count in lengths[first])
+                    found += [run for run in runs if run in literal[first]]
         return list(dict.fromkeys(found))
+
+
+def _layer(name: str) -> str:
+    match = LAYER.search(name)
+    return match[1] if match else ""
 
 
 def grouped(entries: Iterable[str]) -> list[str]:

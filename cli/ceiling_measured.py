@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,11 +34,13 @@ class Measured:
     reduce_us: tuple[tuple[int, float], ...]
     ranks: int | None
     tflop_s: Mapping[str, float]
+    inside: bool = False
+    """The name may be a container's own: it is the answer of gpu_checks itself."""
     notes: tuple[str, ...] = ()
 
     @property
     def where(self) -> str:
-        return f"{self.host} at {self.taken_at}"
+        return f"{'in' if self.inside else 'on'} {self.host} at {self.taken_at}"
 
 
 def measured_of(document: Any, where: str, target: str | None = None) -> Measured:
@@ -48,7 +51,7 @@ def measured_of(document: Any, where: str, target: str | None = None) -> Measure
         raise InputError(f"{where}: schema_version {document.get('schema_version')}, 1 is understood: update gpuhost")
     rows, named = _rows(document, where, target)
     good = {row["name"]: row for row in rows if row.get("status") == "measured" and _is_number(row.get("value"))}
-    refused = sorted(row["name"] for row in rows if row.get("status") != "measured" and _is_ours(str(row.get("name"))))
+    refused = sorted(row["name"] for row in rows if row.get("status") != "measured" and _is_ours(row["name"]))
     reads, copies = _values(good, READ), _values(good, COPY)
     reduces = {int(size): value for size, value in _values(good, REDUCE).items()}
     ranks = {(row.get("detail") or {}).get("ranks") for name, row in good.items() if REDUCE.fullmatch(name)}
@@ -68,7 +71,7 @@ def measured_of(document: Any, where: str, target: str | None = None) -> Measure
     return Measured(
         host=str(document.get("host", "")) or "a host without a name",
         taken_at=str(document.get("taken_at", "")),
-        gpus=len(reads),
+        gpus=len({row["name"] for row in rows if READ.fullmatch(row["name"])}),
         read_gb_s=reads.get(slow_gpu),
         read_from=f"memory.read.gpu{slow_gpu}, the slowest of {len(reads)}",
         copy_gb_s=copies.get(slow_pair),
@@ -76,6 +79,7 @@ def measured_of(document: Any, where: str, target: str | None = None) -> Measure
         reduce_us=tuple(sorted(reduces.items())),
         ranks=next(iter(ranks)) if len(ranks) == 1 else None,
         tflop_s=rates,
+        inside="targets" not in document,
         notes=tuple(notes),
     )
 
@@ -84,10 +88,12 @@ def _rows(document: Mapping[str, Any], where: str, target: str | None) -> tuple[
     targets = document.get("targets")
     if targets is None:
         return _list(document.get("measurements"), where), ""
+    if not isinstance(targets, dict):
+        raise InputError(f"{where}: its targets are no object")
     found = {name: _list(each.get("measurements"), where) for name, each in targets.items() if isinstance(each, dict)}
     if target is not None and target not in found:
         raise InputError(f"{where}: no target {target}; it has {', '.join(found) or 'none'}")
-    useful = [name for name, rows in found.items() if any(_is_ours(str(row.get("name"))) for row in rows)]
+    useful = [name for name, rows in found.items() if any(_is_ours(row["name"]) for row in rows)]
     if target is None and len(useful) > 1:
         raise InputError(f"{where}: measured in {', '.join(useful)}: say which with --measured-target")
     chosen = target or (useful[0] if useful else next(iter(found), ""))
@@ -95,9 +101,10 @@ def _rows(document: Mapping[str, Any], where: str, target: str | None) -> tuple[
 
 
 def _list(rows: Any, where: str) -> list[dict[str, Any]]:
-    if not isinstance(rows, list) or not all(isinstance(row, dict) and "name" in row for row in rows):
+    named = isinstance(rows, list) and all(isinstance(row, dict) and isinstance(row.get("name"), str) for row in rows)
+    if not named:
         raise InputError(f"{where}: its measurements are no list of named measurements")
-    return rows
+    return list(rows)
 
 
 def _is_ours(name: str) -> bool:
@@ -105,7 +112,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def _values(good: Mapping[str, dict[str, Any]], pattern: re.Pattern[str]) -> dict[str, float]:

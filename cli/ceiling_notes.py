@@ -88,14 +88,20 @@ def readings(case: Case, steps: tuple[Step, ...], measured: Efficiency | None) -
         f"{1 / busiest:.1f} tok/s."
     )
     yield from _on_terms(case, {term.key: term for term in found}, everything)
+    stages = case.layout.pp
     yield (
-        f"A GPU holds {case.held_bytes / 1e9:.1f} GB of weights and reads {case.token_bytes / 1e9:.3f} GB for a token. "
-        "Both are one GPU's: nothing is divided or multiplied by the number of GPUs again."
+        f"A GPU holds {case.held_bytes / 1e9:.1f} GB of weights and reads {case.token_bytes / stages / 1e9:.3f} GB for "
+        "a token. Both are one GPU's: nothing is divided or multiplied by the number of GPUs again."
     )
+    if stages > 1:
+        yield (
+            f"A token is read for by one GPU of each of the {stages} stages, one after the other: "
+            f"{case.token_bytes / 1e9:.3f} GB in all, which is what the tables have."
+        )
     rate = case.hardware.bytes_s
-    bf16 = 2 * case.model.active / case.layout.tp
+    bf16, where = 2 * case.model.active / case.layout.tp, "on a GPU" if stages == 1 else "over all stages"
     yield (
-        f"If all active weights were BF16 and cut by tp, it would be {bf16 / 1e9:.2f} GB on a GPU, "
+        f"If all active weights were BF16 and cut by tp, it would be {bf16 / 1e9:.2f} GB {where}, "
         f"{bf16 / rate * 1e3:.2f} ms. A check of BF16 GEMMs that is faster has read weights from a cache (L2)."
     )
     yield (
@@ -126,8 +132,8 @@ def _on_terms(case: Case, found: dict[str, Term], everything: float) -> Iterator
     if machine.allreduce_us.source == "assumed":
         yield (
             f"{machine.allreduce_us.value:g} us for an all-reduce is not measured. The reference machine has "
-            f"{REFERENCE_US} us, with which it would be {at_latency(case, REFERENCE_US):.1f} tok/s. --measured takes "
-            "this machine's own."
+            f"{REFERENCE_US} us (no NVLink), with which it would be {at_latency(case, REFERENCE_US):.1f} tok/s. "
+            "--measured takes this machine's own."
         )
 
 

@@ -21,8 +21,8 @@ examples:
   gpuhost ceiling --config MODEL/config.json --hardware h200 --allreduce-us 15
 
 Numbers of the machine: what is given here goes first, then what --measured has,
-then the data sheet of --hardware, then what --mode assumes; the answer says
-which. It is arithmetic: no GPU and no host is asked, and nothing is written.
+then what --mode assumes, then the sheet of --hardware; the answer says which.
+It is arithmetic: no GPU and no host is asked, and nothing is written.
 Exit status: 0 summed up, 1 the measured rate is above the ceiling, 2 input that
 is not understood, or a layout that is not possible.
 """
@@ -132,6 +132,10 @@ def _step(group: Any) -> None:
     group.add_argument("--extra-allreduces", type=count, default=0, metavar="N", help="beside two a layer")
 
 
+DIGITS, LARGEST = 12, 1e12
+"""Beyond these nothing is a count, a size or a rate, and tables and quotients of such numbers would be none."""
+
+
 def positive(text: str) -> float:
     """A number above 0."""
     try:
@@ -140,6 +144,8 @@ def positive(text: str) -> float:
         value = math.nan
     if not (math.isfinite(value) and value > 0):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    if not 1 / LARGEST <= value <= LARGEST:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size that anything has")
     return value
 
 
@@ -155,6 +161,8 @@ def count(text: str) -> int:
     """A whole number from 0."""
     if not text.isascii() or not text.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    if len(text) > DIGITS:
+        raise argparse.ArgumentTypeError(f"{text[:DIGITS]}... is more than anything has")
     return int(text)
 
 

@@ -13,6 +13,10 @@ from gpuhost_cli.run import InputError
 LARGEST = 1024
 """Sizes up to this are tried when possible ones are named."""
 
+PADDED = 64
+"""vLLM and SGLang fill the vocabulary up to a multiple of this before they cut it (DEFAULT_VOCAB_PADDING_SIZE): one
+token more, as fine-tuned models have, is no hindrance."""
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -44,7 +48,7 @@ def reasons_against(model: Model, layout: Layout) -> Iterator[str]:
                 yield f"{name} width {width}"
     if model.experts is not None and tp % layout.ep == 0 and model.experts.width % (tp // layout.ep):
         yield f"the experts' width {model.experts.width}"
-    if model.vocabulary % tp:
+    if math.ceil(model.vocabulary / PADDED) * PADDED % tp:
         yield f"the vocabulary of {model.vocabulary}"
 
 

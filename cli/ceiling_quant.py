@@ -61,6 +61,8 @@ def scheme_of(config: Mapping[str, Any] | None, dtype: str) -> Scheme:
     base = FORMATS[dtype]
     if config is None:
         return Scheme("none", base)
+    if not isinstance(config, Mapping):
+        raise _unknown(f"{shortened(config)!r}", "an object is expected")
     inner = config.get("quantization")  # hf_quant_config.json wraps it, with who made it beside
     producer = config.get("producer")
     read = dict(inner) if isinstance(inner, dict) else {k: v for k, v in config.items() if k != "producer"}
@@ -73,8 +75,15 @@ def scheme_of(config: Mapping[str, Any] | None, dtype: str) -> Scheme:
         raise _unknown(f"quant_method {method or '(none)'}", f"known are {', '.join(sorted(READERS))}")
     try:
         return reader(read, base)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise InputError(f"quantization_config: {error}") from error
+
+
+def _object(value: Any, name: str) -> Mapping[str, Any]:
+    """An object within it; an empty one where there is none."""
+    if value is not None and not isinstance(value, Mapping):
+        raise _unknown(f"{name} {shortened(value)}", "an object is expected")
+    return value or {}
 
 
 def _unknown(what: str, known: str) -> InputError:
@@ -101,6 +110,9 @@ def _rest(read: Mapping[str, Any], *used: str) -> tuple[str, ...]:
 
 
 def _names(read: Mapping[str, Any], *keys: str) -> Entries:
+    for key in keys:
+        if read.get(key) is not None and not isinstance(read[key], list):
+            raise _unknown(f"{key} {shortened(read[key])}", "a list of names is expected")
     return Entries(tuple(str(entry) for key in keys for entry in read.get(key) or ()))
 
 
@@ -117,9 +129,7 @@ def _kv(read: Mapping[str, Any]) -> str | None:
 def _fp8(read: Mapping[str, Any], base: Format) -> Scheme:
     """DeepSeek's blocks, or one scale a matrix; fbgemm: one a row."""
     block = read.get("weight_block_size")
-    if block is not None and not (isinstance(block, list) and len(block) == 2):
-        raise _unknown(f"weight_block_size {shortened(block)}", "two sizes are expected")
-    group = (int(block[0]), int(block[1])) if block else (WHOLE, WHOLE)
+    group = (WHOLE, WHOLE) if block is None else _block(block, "weight_block_size")
     if read.get("quant_method") == "fbgemm_fp8":
         group = (1, WHOLE)
     lists = ("modules_to_not_convert", "ignored_layers")
@@ -127,11 +137,18 @@ def _fp8(read: Mapping[str, Any], base: Format) -> Scheme:
     return Scheme("FP8", base, (Rule(fp8(group)),), _names(read, *lists), kv=_kv(read), notes=notes)
 
 
+def _block(sizes: Any, name: str) -> tuple[int, int]:
+    """Rows and columns that share a scale."""
+    if not (isinstance(sizes, list) and len(sizes) == 2 and all(type(each) is int and each > 0 for each in sizes)):
+        raise _unknown(f"{name} {shortened(sizes)}", "two sizes are expected")
+    return sizes[0], sizes[1]
+
+
 def _packed(read: Mapping[str, Any], base: Format) -> Scheme:
     """AWQ and GPTQ: whole numbers in groups along the inputs."""
     awq = read.get("quant_method") == "awq"
     bits, group = int(read.get("bits") or read.get("w_bit") or 0), read.get("group_size", read.get("q_group_size", 128))
-    if bits not in (3, 4, 8) or not isinstance(group, int):
+    if bits not in (3, 4, 8) or type(group) is not int or not (group == -1 or group > 0):
         raise _unknown(f"{bits or 'no'} bits in groups of {shortened(group)}", "3, 4 or 8 bits")
     if read.get("dynamic"):
         raise _unknown("dynamic (other bits for some modules)", "the same for all")
@@ -179,7 +196,8 @@ def _modelopt(read: Mapping[str, Any], base: Format) -> Scheme:
             raise _unknown("MIXED_PRECISION without quantized_layers", "each module's own algorithm is needed")
         by_format: dict[Format, list[str]] = {}
         for module, each in layers.items():
-            made = _algorithm(str(each.get("quant_algo")), int(each.get("group_size") or group))
+            own = _object(each, module)
+            made = _algorithm(str(own.get("quant_algo")), int(own.get("group_size") or group))
             by_format.setdefault(made, []).append(module)
         rules = tuple(Rule(made, Entries(tuple(modules))) for made, modules in by_format.items())
         return Scheme("modelopt mixed", base, rules, _names(read, *lists), head=True, kv=_kv(read), notes=notes)
@@ -196,8 +214,8 @@ def _weights(scheme: Mapping[str, Any], activations: bool) -> Format:
     if kind == "float" and bits == 8:
         if group == 32:
             return mxfp(8, activations=activations)
-        if strategy == "block" and isinstance(block, list):
-            return fp8((int(block[0]), int(block[1])), activations=activations)
+        if strategy == "block":
+            return fp8(_block(block, "block_structure"), activations=activations)
         return fp8((1, WHOLE) if strategy == "channel" else (WHOLE, WHOLE), activations=activations)
     if kind == "int" and bits in (4, 8):
         size = int(group) if group else WHOLE
@@ -211,7 +229,8 @@ def _compressed(read: Mapping[str, Any], base: Format) -> Scheme:
     sparsity = read.get("sparsity_config")
     if isinstance(sparsity, dict) and sparsity.get("format") not in (None, "dense"):
         raise _unknown(f"sparsity_config {shortened(sparsity)}", "dense weights")
-    for name, group in (read.get("config_groups") or {}).items():
+    for name, each in _object(read.get("config_groups"), "config_groups").items():
+        group = _object(each, name)
         weights = group.get("weights")
         if not isinstance(weights, dict):
             notes.append(f"quantization_config: {name} has no weights: nothing is stored otherwise for it")

@@ -11,13 +11,15 @@ from gpuhost_cli.ceiling_sum import Efficiency
 
 WIDTH = 100
 GAP = "  "
+LEAST = 20
+"""Columns of a last cell that goes on below itself."""
 
 
 def render(found: Ceiling) -> str:
     """The whole text."""
     blocks = [
         list(_head(found)),
-        ["Weights, for one token, on one GPU", *_table(*_weights(found))],
+        [_weights_head(found), *_table(*_weights(found))],
         ["One step of one stream", *_table(*_terms(found)), *_sums(found)],
         [f"Batches, at a context of {found.context} tokens", *_table(*_batches(found))],
         list(_efficiency(found.efficiency)) if found.efficiency else [],
@@ -56,13 +58,19 @@ def _table(heads: Sequence[str], rows: list[Sequence[str]], set_: str) -> Iterat
             for cell, width, side in zip(row, widths, set_, strict=True)
         ]
         line = "  " + GAP.join(cells).rstrip()
-        if len(line) <= WIDTH:
+        if len(line) <= WIDTH or set_.endswith(">"):  # a number is never broken
             yield line
             continue
         indent = 2 + sum(widths[:-1]) + len(GAP) * (len(widths) - 1)  # a long last cell goes on below itself
-        first, *rest = textwrap.wrap(row[-1], WIDTH - indent)
+        first, *rest = textwrap.wrap(row[-1], max(LEAST, WIDTH - indent))
         yield line[:indent] + first
         yield from (" " * indent + each for each in rest)
+
+
+def _weights_head(found: Ceiling) -> str:
+    """Held is one GPU's; read is that of all stages, as their times add up."""
+    stages = f" (GB read: of one GPU of each of the {found.pp} stages together)" if found.pp > 1 else ""
+    return f"Weights, for one token, on one GPU{stages}"
 
 
 def _weights(found: Ceiling) -> Rows:

@@ -12,14 +12,12 @@ from urllib.parse import unquote
 from gpuhost_cli import serve_compare, serve_read
 from gpuhost_cli.expectations import read_json
 from gpuhost_cli.records import RUN_FILE, load_documents, safe_name, write_json, write_text
-from gpuhost_cli.report_decode import decode_part
+from gpuhost_cli.report_decode import VERSION, decode_part
 from gpuhost_cli.serve_documents import ServeCheck
 from gpuhost_cli.waterfall_read import CEILING, is_decode, paper_of
 from gpuhost_cli.waterfall_serve import SERVE
 
 TAKEN = "a ceiling (gpuhost ceiling --json), a serve-check (--output), or measurements with a decode step"
-VERSION = 1
-
 Document = dict[str, Any]
 
 
@@ -44,7 +42,7 @@ def add(run_dir: Path, files: Sequence[Path], host: str | None) -> None:
     for own, added in by_host.items():
         folder = run_dir / safe_name(own)
         for document in added.values():
-            if document not in known[own].values():
+            if not _is_in(document, known[own]):
                 name = _name(document, known[own])
                 write_json(folder / f"{name}.json", document)
                 known[own][name] = document
@@ -55,8 +53,16 @@ def _together(known: Mapping[str, Document], added: Mapping[Path, Document]) -> 
     """What the report would be made from, the new ones by the names that they were given by."""
     ceiling = any(document["schema"] == CEILING for document in added.values())
     kept = {name: document for name, document in known.items() if not (ceiling and name == "ceiling")}
-    new = {path: document for path, document in added.items() if document not in kept.values()}
+    new = {path: document for path, document in added.items() if not _is_in(document, kept)}
     return {**kept, **{path.stem if path.stem not in kept else str(path): each for path, each in new.items()}}
+
+
+def _is_in(document: Mapping[str, Any], known: Mapping[str, Document]) -> bool:
+    """Whether it lies there already. A run of serve-check may have been written again since (``_compare``)."""
+    if document["schema"] != SERVE:
+        return document in known.values()
+    told_apart = ("schema", "taken_at", "url", "label")
+    return any(all(document.get(name) == each.get(name) for name in told_apart) for each in known.values())
 
 
 def _read(path: Path) -> Document:

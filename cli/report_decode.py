@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from gpuhost_cli import waterfall_words
 from gpuhost_cli.report_batches import BatchRow, batch_rows
 from gpuhost_cli.waterfall import Waterfall, waterfall
-from gpuhost_cli.waterfall_agree import contradiction, known_names, plain, remarks
+from gpuhost_cli.waterfall_agree import are_others, contradiction, plain, remarks
 from gpuhost_cli.waterfall_before import Baseline, baseline_of, sides
 from gpuhost_cli.waterfall_read import CEILING, Decode, Paper, decodes_of, is_decode, paper_of
 from gpuhost_cli.waterfall_rows import Live, Term
@@ -23,6 +23,8 @@ ABSENT = {
     "serve": "no live figures: gpuhost serve-check URL --output FILE",
 }
 ADD = "gpuhost report RUN --with FILE"
+VERSION = 1
+"""Of all three schemas. In another one the same names may mean something else."""
 SAME_SIDE = "both runs of serve-check were taken {side} this run: their difference is not the roll's"
 
 
@@ -57,28 +59,34 @@ class Found:
     papers: tuple[Paper, ...]
     decodes: tuple[Decode, ...]
     serves: tuple[Serve, ...]
+    left_out: tuple[str, ...]
+    """Sentences on those of another version."""
 
     @property
     def any(self) -> bool:
-        return bool(self.papers or self.decodes or self.serves)
+        return bool(self.papers or self.decodes or self.serves or self.left_out)
 
 
 def found_in(documents: Documents) -> Found:
     """Documents by their schemas, whatever their files are called."""
-    papers, decodes, serves = list[Paper](), list[Decode](), list[Serve]()
+    papers, decodes, serves, left_out = list[Paper](), list[Decode](), list[Serve](), list[str]()
     for name, document in documents.items():
-        file, schema = f"{name}.json", document.get("schema")
-        if schema == CEILING:
+        file, schema, version = f"{name}.json", document.get("schema"), document.get("schema_version")
+        ours = schema in (CEILING, SERVE) or is_decode(document)
+        if ours and version != VERSION:
+            left_out.append(f"{file} is left out: version {version} of {schema}, this gpuhost reads {VERSION}")
+        elif schema == CEILING:
             paper = paper_of(document, file)
             papers += [] if paper is None else [paper]
         elif schema == SERVE:
             serves.append(serve_of(document, file))
-        elif is_decode(document):
+        elif ours:
             decodes += decodes_of(document, file)
     return Found(
         tuple(sorted(papers, key=lambda each: each.taken_at)),
         _once(decodes, lambda each: (each.taken_at, _order(each))),
         _once(serves, lambda each: (each.taken_at, each.url)),
+        tuple(left_out),
     )
 
 
@@ -103,7 +111,7 @@ def decode_part(host: str, documents: Documents, run: Mapping[str, Any]) -> Deco
     refused = contradiction(paper, decodes, shown, host)
     if refused:
         return DecodePart(refused, None, (), (), tuple(sources), (), ())
-    notes += _more(found, paper, shown)
+    notes += [*found.left_out, *_more(found, paper, shown)]
     before, after = sides(shown)
     baseline = baseline_of(decodes[0], documents["verdict"]) if len(decodes) == 1 and "verdict" in documents else None
     picture = _picture(paper, decodes, baseline, before, after)
@@ -118,7 +126,7 @@ def decode_part(host: str, documents: Documents, run: Mapping[str, Any]) -> Deco
         lines=tuple(waterfall_words.lines(picture, _change(batches, picture.batch))),
         batches=batches,
         sources=(*sources, *_from_baseline(baseline)),
-        absent=tuple(_absent(paper, decodes, shown)),
+        absent=tuple(_absent(paper, decodes, shown, picture.batch)),
         notes=tuple(dict.fromkeys(notes)),
     )
 
@@ -128,8 +136,7 @@ def _chosen(decodes: Sequence[Decode], paper: Paper | None) -> tuple[list[Decode
     is said."""
 
     def fits(decode: Decode) -> tuple[bool, bool, bool, str]:
-        known = known_names()
-        other_model = paper is not None and plain(paper.title) in known and plain(decode.model) != plain(paper.title)
+        other_model = paper is not None and are_others(decode.model, paper.title)
         return paper is not None and decode.tp != paper.tp, other_model, decode.batch != 1, decode.target
 
     if not decodes:
@@ -196,7 +203,7 @@ def _change(batches: Sequence[BatchRow], batch: int) -> BatchRow | None:
     return next((row for row in batches if row.concurrency == batch and row.side == "after"), None)
 
 
-def _absent(paper: Paper | None, decodes: Sequence[Decode], serves: Sequence[Serve]) -> Iterator[str]:
+def _absent(paper: Paper | None, decodes: Sequence[Decode], serves: Sequence[Serve], batch: int) -> Iterator[str]:
     if paper is None:
         yield f"{ABSENT['ceiling']}, then {ADD}"
     if not decodes:
@@ -205,10 +212,11 @@ def _absent(paper: Paper | None, decodes: Sequence[Decode], serves: Sequence[Ser
         yield f"{ABSENT['serve']}, then {ADD}"
     elif len(serves) == 1 and not serves[0].changes:
         yield "nothing to compare with: one run of serve-check is there. A second one, before or after, shows a change"
-    batch = decodes[-1].batch or 1 if decodes else 1
-    if decodes and serves and not (serves[-1].levels.get(batch) and serves[-1].levels[batch].tpot_ms):
-        known = ", ".join(map(str, sorted(serves[-1].levels))) or "nothing"
-        yield f"no live figure with {batch} streams, which the parts were measured for: serve-check measured {known}"
+    measured = sorted(each.concurrency for each in serves[-1].levels.values() if each.tpot_ms) if serves else []
+    if serves and batch not in measured:
+        why = ", which the parts were measured for" if decodes else ""
+        known = ", ".join(map(str, measured)) or "nothing"
+        yield f"no live figure with {waterfall_words.streams(batch)}{why}: serve-check measured {known}"
     if paper is not None and batch != 1 and batch not in paper.rates:
         yield f"no ceiling with {batch} streams: gpuhost ceiling --concurrency {batch}"
 

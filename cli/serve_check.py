@@ -18,6 +18,7 @@ from gpuhost_cli.run import InputError
 from gpuhost_cli.serve_client import Endpoint, base_url
 from gpuhost_cli.serve_documents import GoldenSet, Parameters, ServeCheck
 from gpuhost_cli.serve_golden import Limits
+from gpuhost_cli.serve_load import answers_of
 from gpuhost_cli.serve_logs import LogSource
 from gpuhost_cli.serve_options import KEY_VARIABLE
 from gpuhost_cli.serve_progress import Ticker
@@ -45,9 +46,9 @@ def run(options: argparse.Namespace) -> int:
     found = session.document("interrupted" if interrupted else session.end_state)
     if before is not None and found.state == "complete":
         found = session.with_comparison(before, options.compare.name, tolerance_of(options))
-    if options.output:
-        _write(options.output, found)
     sys.stdout.write(serve_read.as_json(found) if options.json else serve_text.render(found))
+    if options.output:  # what was measured has been shown by now, if the disk is full
+        _write(options.output, found)
     if found.cause:
         print(serve_text.fault(found), file=sys.stderr)
     return exit_status(found)
@@ -146,7 +147,9 @@ def _before(options: argparse.Namespace, parameters: Parameters) -> ServeCheck |
     if options.golden_only:
         raise InputError("--compare compares the load, --golden-only leaves it out")
     found, data = _load(options.compare)
-    why = serve_compare.incomparable(data, parameters, options.concurrency)
+    why = serve_compare.incomparable(data, parameters, options.concurrency) or serve_compare.too_few(
+        found, {number: answers_of(options.requests, number) for number in options.concurrency}
+    )
     if why:
         raise InputError(f"{options.compare} can't be compared: {why}")
     return found
@@ -168,8 +171,11 @@ def _compare_files(options: argparse.Namespace) -> int:
     if options.url or not options.compare:
         raise InputError("--after AFTER goes with --compare BEFORE, and without a URL")
     (before, data), (after, _) = _load(options.compare), _load(options.after)
-    levels = [level.concurrency for level in after.levels]
-    why = serve_compare.incomparable(data, after.parameters, levels)
+    answers = {level.concurrency: len(level.answers) if level.complete else 0 for level in after.levels}
+    why = serve_compare.incomparable(data, after.parameters, list(answers)) or serve_compare.too_few(before, answers)
+    if after.cause not in (None, "serve.slower"):  # a server that has failed is not as good as before
+        print(serve_text.fault(after), file=sys.stderr)
+        return exit_status(after)
     if why:
         raise InputError(f"{options.compare} can't be compared with {options.after}: {why}")
     found = serve_compare.compare(before, after, options.compare.name, tolerance_of(options))

@@ -37,6 +37,9 @@ CONNECT_S = 10.0
 LISTING_S = 10.0
 """For the list of models, which costs a server nothing."""
 EXCERPT_BYTES, EXCERPT = 4096, 300
+MOST_BYTES, MOST_TOKEN_BYTES = 1 << 16, 1 << 14
+"""Of an answer, and more for each token that was asked for; an event with logprobs and usage has 1 kB. A server that
+passes over max_tokens would go on to the end of its context, or for ever."""
 
 
 @dataclass(frozen=True)
@@ -154,8 +157,8 @@ class Client:
         """The served models. Raises HttpRefused, aiohttp.ClientError, TimeoutError, ServeFault."""
         limit = aiohttp.ClientTimeout(total=LISTING_S, sock_connect=CONNECT_S)
         async with self.session.get(self.endpoint.url / "models", timeout=limit, allow_redirects=False) as response:
-            await _refused(response)
-            text = await response.text(errors="replace")
+            await self._refused(response)
+            text = self._without_key(await response.text(errors="replace"))
         try:
             return tuple(str(item["id"]) for item in json.loads(text)["data"])
         except (ValueError, TypeError, KeyError) as error:
@@ -182,11 +185,13 @@ class Client:
                 allow_redirects=False,
                 trace_request_ctx=sent,
             ) as response:
-                await _refused(response)
+                await self._refused(response)
                 if not response.content_type.startswith("text/event-stream"):
-                    text = one_line(printable(await _excerpt(response)), 120)
+                    text = one_line(printable(self._without_key(await _excerpt(response))), 120)
                     raise ServeFault("serve.not_openai", f"{what}: {response.content_type}, no event stream: {text}")
-                await _read_all(response, reads, stall_s)
+                if not await _read_all(response, reads, stall_s, MOST_BYTES + ask.max_tokens * MOST_TOKEN_BYTES):
+                    observed = f"{what}: {_so_far(reads, sent[-1])}, and no end: {ask.max_tokens} tokens were asked for"
+                    raise ServeFault("serve.broken_stream", observed, "endless")
         except aiohttp.ClientConnectorError:
             raise
         except TimeoutError as error:
@@ -195,6 +200,17 @@ class Client:
         except (aiohttp.ClientError, ConnectionError) as error:
             raise await self._broken(error, f"{what}: {_so_far(reads, sent[-1])}") from error
         return Raw(tuple(reads), sent[-1], what, ask.dialect.done)
+
+    async def _refused(self, response: aiohttp.ClientResponse) -> None:
+        if response.status != 200:
+            text = _error_text(await _excerpt(response))
+            if 300 <= response.status < 400:
+                text = f"to {response.headers.get('Location', '?')}: name that URL"
+            raise HttpRefused(response.status, one_line(printable(self._without_key(text)), EXCERPT))
+
+    def _without_key(self, text: str) -> str:
+        """Some servers repeat a key that they do not know."""
+        return text.replace(self.endpoint.key, "(the key)") if self.endpoint.key else text
 
     async def _broken(self, error: Exception, observed: str) -> ServeFault:
         """A connection that broke: whether the server is still there tells the two faults apart."""
@@ -223,17 +239,24 @@ def _trace() -> aiohttp.TraceConfig:
     return made
 
 
-async def _read_all(response: aiohttp.ClientResponse, reads: list[Read], stall_s: float) -> None:
-    """The hot loop: note each read and its time, nothing else. A comment that keeps a connection open is no output."""
+async def _read_all(response: aiohttp.ClientResponse, reads: list[Read], stall_s: float, most: int) -> bool:
+    """The hot loop: note each read and its time, nothing else. A comment that keeps a connection open is no output.
+
+    False where the answer is longer than ``most`` bytes.
+    """
     clock = time.perf_counter
     latest = clock()
     async for data in response.content.iter_any():
         now = clock()
         reads.append((now, data))
+        most -= len(data)
+        if most < 0:
+            return False
         if b"data:" in data:
             latest = now
         elif now - latest > stall_s:
             raise TimeoutError
+    return True
 
 
 def _so_far(reads: list[Read], started: float) -> str:
@@ -241,14 +264,6 @@ def _so_far(reads: list[Read], started: float) -> str:
         return "no answer yet"
     chunks = sum(data.count(b"data:") for _, data in reads)
     return f"{chunks} chunks in {reads[-1][0] - started:.1f} s"
-
-
-async def _refused(response: aiohttp.ClientResponse) -> None:
-    if response.status != 200:
-        text = await _excerpt(response)
-        if 300 <= response.status < 400:
-            text = f"to {response.headers.get('Location', '?')}: name that URL"
-        raise HttpRefused(response.status, one_line(printable(_error_text(text)), EXCERPT))
 
 
 async def _excerpt(response: aiohttp.ClientResponse) -> str:

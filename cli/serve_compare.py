@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -158,8 +158,9 @@ def _notes(before: ServeCheck, after: ServeCheck) -> list[str]:
         notes.append(
             f"other prompts of the same length: seed {before.parameters.seed} then, {after.parameters.seed} now"
         )
-    if before.state != "complete":
-        notes.append(f"the run of before is {before.state}: only whole levels are compared")
+    for which, run in (("before", before), ("after", after)):
+        if run.state != "complete":
+            notes.append(f"the run of {which} is {run.state}: only whole levels are compared")
     return notes
 
 
@@ -173,6 +174,14 @@ def incomparable(before: dict[str, Any], now: Parameters, levels: Sequence[int])
     if not set(known) & set(levels):
         return f"it has measured at concurrency {known or 'none'}, this run measures at {list(levels)}"
     return ""
+
+
+def too_few(before: ServeCheck, answers: Mapping[int, int]) -> str:
+    """Why a comparison could say nothing at all; ``answers`` are those of the later run at each concurrency."""
+    then = {level.concurrency: len(level.answers) for level in before.levels if level.complete}
+    if any(min(then.get(number, 0), count) >= FEWEST for number, count in answers.items()):
+        return ""
+    return f"no level has {FEWEST} answers in both runs: --requests {FEWEST}"
 
 
 def with_comparison(found: ServeCheck, comparison: Comparison) -> ServeCheck:

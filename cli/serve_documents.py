@@ -27,7 +27,7 @@ class Answer:
     """One measured answer.
 
     ``started_s``: since its level began. ``seconds``: from the request to the last output. ``tpot_ms`` is None where
-    the answer has no second token. ``chunks``: events with text. ``arrivals``: reads from the socket that brought some.
+    the answer has no second token. ``chunks``: events with output. ``arrivals``: reads from the socket that have some.
     """
 
     prompt: int

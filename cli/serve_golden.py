@@ -101,7 +101,9 @@ def row_of(old: GoldenAnswer, new: GoldenAnswer, limits: Limits) -> GoldenRow:
     units, others = (old.tokens, new.tokens) if by_tokens else (tuple(old.text), tuple(new.text))
     common, length = common_prefix(units, others), max(len(units), len(others))
     deltas = _deltas(old, new)
-    margin = old.margins[common] if by_tokens and common < min(len(old.margins), len(new.tokens)) else None
+    # An end is a choice too, though some servers do not list its token; one that lists it is no other answer.
+    other = common < len(new.tokens) or (new.finish == "stop" and new.text != old.text)
+    margin = old.margins[common] if by_tokens and common < len(old.margins) and other else None
     unit = "tokens" if by_tokens else "characters"
     why = garbled(new.text, loops=not garbled(old.text, loops=True))
     verdict, sentence = "equal", "the same"
@@ -160,4 +162,7 @@ def _judged(rows: Sequence[GoldenRow], mean: float | None, share: float, limits:
         return None, said
     if mean is None:
         return None, f"{said}, half of them agree for at least {share:.0%} of their length"
+    unknown = sum(row.verdict == "differs" for row in rows)
+    if unknown:
+        return None, f"{said}; {unknown} part where the lead of the first choice is not known"
     return None, f"{said}; the others part at near ties, as rounding explains"

@@ -42,9 +42,14 @@ class Load:
     dialect: Dialect
 
     def asked(self, concurrency: int) -> int:
-        """Answers at that concurrency: whole rounds, so that the last one is as full as the others."""
-        least = max(self.requests or FEWEST, concurrency if self.requests else 2 * concurrency)
-        return -(-least // concurrency) * concurrency
+        """Answers at that concurrency."""
+        return answers_of(self.requests, concurrency)
+
+
+def answers_of(requests: int, concurrency: int) -> int:
+    """Whole rounds, so that the last one is as full as the others."""
+    least = max(requests or FEWEST, concurrency if requests else 2 * concurrency)
+    return -(-least // concurrency) * concurrency
 
 
 @dataclass

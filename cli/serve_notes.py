@@ -39,6 +39,9 @@ def _dialect(dialect: Dialect, levels: Sequence[Level], max_tokens: int) -> Iter
     if short:
         why = "the server refuses ignore_eos" if not dialect.ignore_eos else "the server passes over ignore_eos"
         yield f"{short} of {len(answers)} answers ended before {max_tokens} tokens ({why}): lengths differ"
+    long = sum(answer.output_tokens > max_tokens for answer in answers)
+    if long:
+        yield f"{long} of {len(answers)} answers have more than {max_tokens} tokens: the server passes over max_tokens"
     if dialect.refused:
         yield f"the server refused an option and was asked without it: {dialect.refused}"
     if not dialect.done:

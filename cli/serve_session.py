@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpuhost.documents import SCHEMA_PREFIX, make_head
 from gpuhost_cli import records, serve_compare, serve_golden, serve_load, serve_logs, serve_notes, serve_read
+from gpuhost_cli.run import InputError
 from gpuhost_cli.serve_client import Ask, Client, Endpoint
 from gpuhost_cli.serve_documents import (
     Dialect,
@@ -129,7 +130,10 @@ class Session:
             self._levels.append(self._running.level())
         self._running = None
         if self.plan.output:
-            records.write_text(self.plan.output, serve_read.as_json(self.document("running")))
+            try:
+                records.write_text(self.plan.output, serve_read.as_json(self.document("running")))
+            except OSError as error:  # tried again at the end, where it counts
+                self.ticker.line(f"{self.plan.output}: {error.strerror}: not written yet")
 
     async def _golden_answers(self, client: Client) -> None:
         golden = self.plan.golden
@@ -173,7 +177,10 @@ class Session:
         if not found.cause:
             head = make_head("serve_golden", self._head.host, self._head.run_id)
             made = GoldenSet(head, self._model, self.plan.parameters.api, tokens, tuple(answers))
-            records.write_text(golden.path, serve_read.as_json(made))
+            try:
+                records.write_text(golden.path, serve_read.as_json(made))
+            except OSError as error:
+                raise InputError(f"{golden.path}: {error.strerror}") from error
         return found
 
     def document(self, state: State) -> ServeCheck:

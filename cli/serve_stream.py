@@ -10,7 +10,8 @@ Definitions (also printed):
 * TPOT: (last arrival - first arrival) / (output tokens - tokens of the first arrival). It is right however tokens are
   packed into chunks. Where the server does not say how many the first arrival has, each of its events counts as one:
   engines send the first token by itself. At worst that is off by (k - 1) / output tokens for k tokens a chunk.
-  Where the model ended by itself, the usage counts its end token, so the time of that one counts too.
+  Tokens without text, such as an end token, and all special ones that follow it where ``ignore_eos`` is taken, are in
+  the usage. So their times count too: each by its event's running usage, and the last of all by its finish_reason.
 * ITL: the pause before an arrival, and only where an arrival is a token. Where arrivals carry several, pauses between
   them are no inter-token latency, and nothing is divided to make them look like it.
 """
@@ -56,6 +57,8 @@ class Piece:
     tokens: tuple[str, ...] = ()
     logprobs: tuple[float, ...] = ()
     margins: tuple[float | None, ...] = ()
+    is_choice: bool = True
+    """False for the usage alone, which comes after everything."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +157,7 @@ def piece_of(event: Event) -> Piece:
         tokens,
         logprobs,
         margins,
+        bool(choice),
     )
 
 
@@ -206,14 +210,14 @@ def read_stream(reads: Sequence[Read], started: float) -> Stream:
     data = [event for event in found if event.data != DONE]
     done = len(data) < len(found)
     pieces = [piece_of(event) for event in data]
-    output = [piece for piece in pieces if piece.text]
+    output = list(_output(pieces))
     finish = next((piece.finish for piece in reversed(pieces) if piece.finish), "")
     if left_over or not (done or finish):
         what = "the last event is incomplete" if left_over else "neither a finish_reason nor [DONE] came"
         raise ServeFault("serve.broken_stream", f"the stream ended early: {what}, after {len(output)} chunks with text")
     if not output:
         raise ServeFault("serve.broken_stream", f"the answer has no text (finish_reason {finish or 'none'})", "empty")
-    continuous = all(piece.tokens_so_far is not None for piece in output)
+    continuous = all(piece.tokens_so_far is not None for piece in output)  # those without text have it
     arrivals = list(_arrivals(output, continuous))
     total = next((piece.tokens_so_far for piece in reversed(pieces) if piece.tokens_so_far), None)
     margins = [margin for piece in pieces for margin in piece.margins]
@@ -223,7 +227,7 @@ def read_stream(reads: Sequence[Read], started: float) -> Stream:
         done,
         started,
         arrivals[0][0],
-        _last(arrivals[-1][0], pieces, finish if total is not None else ""),
+        _last(arrivals[-1][0], pieces) if total is not None else arrivals[-1][0],
         tuple(later[0] - earlier[0] for earlier, later in pairwise(arrivals)),
         len(output),
         arrivals[0][1],
@@ -238,9 +242,20 @@ def read_stream(reads: Sequence[Read], started: float) -> Stream:
     )
 
 
-def _last(text_at: float, pieces: Sequence[Piece], finish: str) -> float:
-    """When the last token that is counted came: an end token has no text, its event says ``stop``."""
-    return max((piece.at for piece in pieces if piece.finish == "stop" == finish), default=text_at)
+def _output(pieces: Sequence[Piece]) -> Iterator[Piece]:
+    """Events with text, and after the first of them also those that only bring further tokens."""
+    so_far, begun = 0, False
+    for piece in pieces:
+        begun = begun or bool(piece.text)
+        counted = piece.tokens_so_far or 0
+        if piece.text or (begun and counted > so_far and piece.is_choice):
+            yield piece
+        so_far = max(so_far, counted)
+
+
+def _last(output_at: float, pieces: Sequence[Piece]) -> float:
+    """When the last token that is counted came: it may have no text, its event has the finish_reason."""
+    return max([output_at, *(piece.at for piece in pieces if piece.finish)])
 
 
 def _arrivals(output: Sequence[Piece], continuous: bool) -> Iterator[tuple[float, int]]:

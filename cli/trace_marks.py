@@ -2,7 +2,8 @@
 
 Sources: torch.profiler's ``ProfilerStep#N``; SGLang's scheduler, ``step[DECODE bs=4]`` and
 ``step[EXTEND bs=1 toks=9]``; vLLM's worker, ``execute_context_0(0)_generation_4(4)``: requests (tokens) that are
-prefilled, and that decode.
+prefilled, and that decode. In some versions it was ``execute_new_0_cached_4``: requests that come, and that were there
+before; a prefill in pieces is among these, and its other kernels tell it from a decode step.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 
 DECODE = (
     re.compile(r"^step\[DECODE\b"),
-    re.compile(r"^execute_(\d+_)?context_0\(.*?\)_generation_[1-9]"),
+    re.compile(r"^execute_((\d+_)?context_0\(.*?\)_generation|new_0_cached)_[1-9]"),
     re.compile(r"^ProfilerStep#\d+$"),
 )
 """The first that a trace has names its steps: an engine's own word is nearer to a decode step than the profiler's."""
@@ -19,6 +20,7 @@ DECODE = (
 OTHER = (
     re.compile(r"^step\[(?!DECODE\b)"),
     re.compile(r"^execute_(\d+_)?context_(?!0\(.*?\)_generation_[1-9])"),
+    re.compile(r"^execute_new_(?!0_cached_[1-9])\d"),
 )
 """Steps that are no decode steps: a prefill, or both at once. They end the step before them."""
 

@@ -55,6 +55,12 @@ class Mark(NamedTuple):
     gpu: int | None
 
 
+def _whole_rows(table: Ops | Calls, rows: int) -> None:
+    """Take half a row away, with which the columns would not fit together any more."""
+    for column in vars(table).values():
+        del column[rows:]
+
+
 @dataclass(frozen=True)
 class Gpu:
     """One GPU of a trace. ``process`` tells ranks apart that all call their GPU 0."""
@@ -86,15 +92,19 @@ class Ops:
     def add(
         self, begin: int, end: int, name: int, gpu: int, kind: int, correlation: int, graph: int = 0, size: int = 0
     ) -> None:
-        """One more row."""
-        self.begin.append(begin)
-        self.end.append(max(begin, end))
-        self.name.append(name)
-        self.gpu.append(gpu)
-        self.kind.append(kind)
-        self.correlation.append(correlation)
-        self.graph.append(graph)
-        self.size.append(size)
+        """One more row; none where a number is too large."""
+        try:
+            self.begin.append(begin)
+            self.end.append(max(begin, end))
+            self.name.append(name)
+            self.gpu.append(gpu)
+            self.kind.append(kind)
+            self.correlation.append(correlation)
+            self.graph.append(graph)
+            self.size.append(size)
+        except OverflowError:
+            _whole_rows(self, len(self.size))
+            raise
 
     def __len__(self) -> int:
         return len(self.begin)
@@ -111,12 +121,16 @@ class Calls:
     thread: array[int] = field(default_factory=lambda: array("I"))
 
     def add(self, begin: int, end: int, kind: int, correlation: int, thread: int) -> None:
-        """One more row."""
-        self.begin.append(begin)
-        self.end.append(max(begin, end))
-        self.kind.append(kind)
-        self.correlation.append(correlation)
-        self.thread.append(thread)
+        """One more row; none where a number is too large."""
+        try:
+            self.begin.append(begin)
+            self.end.append(max(begin, end))
+            self.kind.append(kind)
+            self.correlation.append(correlation)
+            self.thread.append(thread)
+        except OverflowError:
+            _whole_rows(self, len(self.thread))
+            raise
 
     def __len__(self) -> int:
         return len(self.begin)
@@ -147,7 +161,7 @@ class Trace:
     ops: Ops = field(default_factory=Ops)
     calls: Calls = field(default_factory=Calls)
     sampling: Calls = field(default_factory=Calls)
-    """Operators on the CPU that choose tokens; their kind and correlation are 0."""
+    """Operators on the CPU that choose tokens; their kind is 0, and so is their correlation but for the process."""
     marks: list[Mark] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     gpus: list[Gpu] = field(default_factory=list)
@@ -165,6 +179,11 @@ class Trace:
         """The rows of one GPU in the order in which they began."""
         begin, mine = self.ops.begin, self.ops.gpu
         return sorted((row for row in range(len(begin)) if mine[row] == gpu), key=begin.__getitem__)
+
+    def process(self, order: Sequence[int]) -> int:
+        """The number of the process that these rows of one GPU are of."""
+        correlation = self.ops.correlation
+        return next((correlation[row] for row in order if correlation[row] >= 0), 0) >> CORRELATION_BITS
 
 
 def api_kind(name: str) -> int | None:

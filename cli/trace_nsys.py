@@ -41,7 +41,9 @@ COPY_KINDS = {
 }
 """CUpti_ActivityMemcpyKind, in the words of torch's profiler."""
 PAGEABLE = 0
-"""CUpti_ActivityMemoryKind as Nsight Systems exports it (ENUM_CUDA_MEM_OPER: 0 pageable, 1 pinned, 2 device)."""
+"""Of srcKind and dstKind as Nsight Systems exports them (ENUM_CUDA_MEM_KIND: 0 pageable, 1 pinned, 2 device)."""
+NOT_KNOWN = {"srcKind": -1, "dstKind": -1}
+"""Instead of 0 where a column is not there or empty, and 0 means something."""
 RANGES = (59, 60)
 """NVTX event types: a range pushed and popped, and one started and ended."""
 GRAPH_NAME = "CUDA graph (its kernels are not in the trace)"
@@ -108,14 +110,20 @@ class _Reader:
             self.trace.gpus = [Gpu("", gpu.index) for gpu in self.trace.gpus]
 
     def _rows(self, table: str, wanted: tuple[str, ...], needed: int) -> Iterator[tuple[int, ...]]:
-        """The wanted columns; 0 for one that this version does not have. The first ``needed`` ones must be there."""
+        """The wanted columns; 0 (or see ``NOT_KNOWN``) for one that this version does not have.
+
+        The first ``needed`` ones must be there.
+        """
         there = {str(row[1]) for row in self._database.execute(f"PRAGMA table_info({table})")}
         if not there:
             return
         missing = [name for name in wanted[:needed] if name not in there]
         if missing:
             raise TraceError(f"{self.trace.source}: table {table} has no column {missing[0]}: a version not known here")
-        columns = ", ".join(f'COALESCE("{name}", 0)' if name in there else "0" for name in wanted)
+        absent = {name: NOT_KNOWN.get(name, 0) for name in wanted}
+        columns = ", ".join(
+            f'COALESCE("{name}", {value})' if name in there else str(value) for name, value in absent.items()
+        )
         for row in self._database.execute(f"SELECT {columns} FROM {table}"):  # noqa: S608 - names of our own
             self.trace.events += 1
             yield row

@@ -106,7 +106,7 @@ def where(engine: str, folder: str | None) -> str:
         place = folder or "the folder of SGLANG_TORCH_PROFILER_DIR in the server's environment, else /tmp"
         name = "TIME-TP-RANK.trace.json.gz"
     else:
-        place = folder or "the folder that the server was started with"
+        place = "the folder that the server was started with"
         name = "*.pt.trace.json.gz"
     return (
         f"The traces are on the server's machine, one for each rank: {place}, named {name}.\n"
@@ -124,13 +124,23 @@ def _stop(base: str, headers: dict[str, str], timeout: float, engine: Engine) ->
 
 
 def _checked(options: argparse.Namespace) -> str:
-    parts = urllib.parse.urlsplit(options.server)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urllib.parse.urlsplit(options.server)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # a bracket or a port that is none
+        usable = False
+    if not usable:
         raise TraceError(f"--server {options.server}: expected an address as http://gpu1:30000")
+    if parts.username is not None or parts.password is not None:
+        raise TraceError("--server holds a user or a password, which every process list shows: --api-key-env NAME")
     if options.engine is None:
         raise TraceError(f"--engine is missing: {' or '.join(ENGINES)}")
     if options.engine == "vllm" and options.num_steps is not None:
         raise TraceError("--num-steps is SGLang's: vLLM profiles for --seconds S")
+    if options.engine == "vllm" and options.output_dir is not None:
+        raise TraceError("--output-dir is SGLang's: vLLM writes to the folder that it was started with")
+    if not 0 < options.timeout < float("inf"):
+        raise TraceError(f"--timeout {options.timeout:g}: expected more than 0")
     if options.num_steps is not None and options.num_steps < 1:
         raise TraceError(f"--num-steps {options.num_steps}: expected 1 or more")
     if options.num_steps is not None and options.seconds is not None:
@@ -145,11 +155,20 @@ def _checked(options: argparse.Namespace) -> str:
 def _headers(variable: str | None) -> dict[str, str]:
     found = {"Content-Type": "application/json"}
     if variable:
-        key = os.environ.get(variable)
+        key = os.environ.get(variable, "").strip()
         if not key:
             raise TraceError(f"--api-key-env {variable}: this environment has no such variable")
+        if not (key.isascii() and key.isprintable() and " " not in key):  # http.client's own message would show it
+            raise TraceError(f"--api-key-env {variable}: it holds no key: one word is expected")
         found["Authorization"] = f"Bearer {key}"
     return found
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A login page that is followed would pass for a profiler that has started, and would get the key."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """None: the answer is an HTTPError."""
 
 
 def _post(
@@ -160,7 +179,7 @@ def _post(
     data = json.dumps(body).encode() if body is not None else b""
     request = urllib.request.Request(url, data, headers, method="POST")  # noqa: S310 - http and https only
     # No proxy: an inference server is inside, and a proxy's own error would be taken for the server's.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
     try:
         with opener.open(request, timeout=timeout) as answer:
             answer.read(SAID_CHARS)
@@ -187,6 +206,10 @@ def _refused(error: urllib.error.HTTPError, engine: Engine) -> str:
         said = ""
     if error.code == 404:
         return f"HTTP 404: {engine.not_there}"
+    if 300 <= error.code < 400:
+        return (
+            f"HTTP {error.code}: redirected to {printable(error.headers.get('Location', '?'))}: name the server itself"
+        )
     if error.code in (401, 403):
         return f"HTTP {error.code}: the server wants an API key: --api-key-env NAME"
     more = ": another profile runs, /stop_profile ends it" if "progress" in said.lower() else ""

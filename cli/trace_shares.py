@@ -10,7 +10,7 @@ from statistics import median
 
 from gpuhost_cli.trace_classes import TITLES, Classes
 from gpuhost_cli.trace_data import ClassRow, Gap, GpuFigures, Idle, KernelRow, Launches, StepFigures
-from gpuhost_cli.trace_model import GRAPH_LAUNCH, KERNEL, LAUNCH, MEMCPY, SYNC, Trace
+from gpuhost_cli.trace_model import CORRELATION_BITS, GRAPH_LAUNCH, KERNEL, LAUNCH, MEMCPY, SYNC, Trace
 from gpuhost_cli.trace_steps import Steps, Window
 
 GAPS_SHOWN = 5
@@ -78,7 +78,7 @@ def figures(
             long_from_us=long_gap_us,
             places=_gap_rows(trace, sums, total, count),
         ),
-        launches=_launches(trace, order, steps, total),
+        launches=_launches(trace, gpu, order, steps, total),
         kernels=_kernel_rows(trace, sums, of_name, count),
     )
 
@@ -206,7 +206,7 @@ def _kernel_rows(trace: Trace, sums: Sums, of_name: dict[int, int], count: int) 
     )
 
 
-def _launches(trace: Trace, order: Sequence[int], steps: Steps, total: int) -> Launches:
+def _launches(trace: Trace, gpu: int, order: Sequence[int], steps: Steps, total: int) -> Launches:
     ops = trace.ops
     eager, graphs, kernels, in_graph, copies, size, copying, pageable = 0, 0, 0, 0, 0, 0, 0, 0
     for window in steps.windows:
@@ -228,7 +228,9 @@ def _launches(trace: Trace, order: Sequence[int], steps: Steps, total: int) -> L
                     pageable += "ageable" in name
         graphs += len(seen_graphs)
     count, span = steps.count, (steps.windows[0].begin, steps.windows[-1].end)
-    waits, launching = _in_calls(trace, span, total)
+    process = trace.process(order)
+    gpus = sum(other.process == trace.gpus[gpu].process for other in trace.gpus)
+    waits, launching = _in_calls(trace, span, total, process, gpus)
     return Launches(
         kernels / count,
         eager / count,
@@ -240,31 +242,37 @@ def _launches(trace: Trace, order: Sequence[int], steps: Steps, total: int) -> L
         100 * copying / total,
         pageable / count,
         None if waits is None else waits / count,
-        _cpu_sampling(trace, span),
+        _cpu_sampling(trace, span, process),
     )
 
 
-def _in_calls(trace: Trace, span: tuple[int, int], total: int) -> tuple[float | None, float | None]:
-    """Calls that wait, and nanoseconds in calls that launch, for one GPU and the windows that count."""
+def _in_calls(
+    trace: Trace, span: tuple[int, int], total: int, process: int, gpus: int
+) -> tuple[float | None, float | None]:
+    """Calls of the process that wait, and nanoseconds in those that launch, in the windows that count."""
     calls = trace.calls
-    if not len(calls):
-        return None, None
-    waits, launching = 0, 0
+    waits, launching, known = 0, 0, False
     for row in range(len(calls)):
+        if calls.correlation[row] >> CORRELATION_BITS != process:
+            continue
+        known = True
         if span[0] <= calls.begin[row] < span[1]:
             if calls.kind[row] == SYNC:
                 waits += 1
             elif calls.kind[row] in (LAUNCH, GRAPH_LAUNCH):
                 launching += calls.end[row] - calls.begin[row]
+    if not known:
+        return None, None
     # Windows that were left out lie between the others; a process's calls are shared by all its GPUs.
-    part = min(1.0, total / max(1, span[1] - span[0])) / max(1, len(trace.gpus))
+    part = min(1.0, total / max(1, span[1] - span[0])) / max(1, gpus)
     return waits * part, launching * part
 
 
-def _cpu_sampling(trace: Trace, span: tuple[int, int]) -> float | None:
+def _cpu_sampling(trace: Trace, span: tuple[int, int], process: int) -> float | None:
     """Share of the time in outermost sampling operators that launched nothing, which therefore ran on the CPU."""
     sampling, calls = trace.sampling, trace.calls
-    if not len(sampling):
+    mine = [row for row in range(len(sampling)) if sampling.correlation[row] >> CORRELATION_BITS == process]
+    if not mine:
         return None
     launches: dict[int, list[int]] = {}
     for row in range(len(calls)):
@@ -273,7 +281,7 @@ def _cpu_sampling(trace: Trace, span: tuple[int, int]) -> float | None:
     for times in launches.values():
         times.sort()
     busy, until = 0, -1
-    for row in sorted(range(len(sampling)), key=sampling.begin.__getitem__):
+    for row in sorted(mine, key=sampling.begin.__getitem__):
         begin, end = sampling.begin[row], sampling.end[row]
         if begin < until or not span[0] <= begin < span[1]:
             continue

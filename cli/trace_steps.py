@@ -16,7 +16,7 @@ from statistics import median
 
 from gpuhost_cli.trace_anchors import Cut, graph_cuts, sequence_cuts
 from gpuhost_cli.trace_marks import DECODE, OTHER
-from gpuhost_cli.trace_model import CORRELATION_BITS, GRAPH_LAUNCH, KERNEL, SYNC, Mark, Trace
+from gpuhost_cli.trace_model import GRAPH_LAUNCH, KERNEL, SYNC, Mark, Trace
 
 LIKE_EACH_OTHER = 0.6
 """Share of windows with exactly the same kernels from which on the others are taken for something else."""
@@ -95,7 +95,7 @@ def _by_marks(
     trace: Trace, order: Sequence[int], gpu: int, told: re.Pattern[str] | None
 ) -> tuple[str, str, str, list[Cut]] | None:
     """Cuts by the names of spans."""
-    process = max(trace.ops.correlation[order[0]], 0) >> CORRELATION_BITS
+    process = trace.process(order)
     mine = [mark for mark in trace.marks if mark.process == process]
     for pattern in (told,) if told else DECODE:
         chosen = [mark for mark in mine if pattern.search(mark.name)]
@@ -179,7 +179,9 @@ def _windows(
     typical = median(window.wall for window in alike)
     kept = [window for window in alike if window.wall <= FAR_OUT * typical]
     if len(kept) < len(alike):
-        left_out.append(f"{len(alike) - len(kept)} that took more than {FAR_OUT} times the median (a pause)")
+        left_out.append(
+            f"{len(alike) - len(kept)} that took more than {FAR_OUT} times the median (a pause, or a prefill)"
+        )
     if last_is_open and len(kept) > 2 and kept[-1].last == len(order):
         kept = kept[:-1]
         left_out.append("the last one, whose end is not in the trace")

@@ -31,7 +31,8 @@ from gpuhost_cli.trace_model import (
 
 _RANK_PREFIX = re.compile(r"^\[?([A-Za-z]+\d+(?:[-_ ][A-Za-z]+\d+)*)\]?\s")
 """SGLang's merged traces call a process ``[TP00] 4711``."""
-_RANK_IN_NAME = re.compile(r"(?:TP[-_]?(\d+)|rank[-_]?(\d+))", re.IGNORECASE)
+_RANK_IN_NAME = (re.compile(r"rank[-_]?(\d+)", re.IGNORECASE), re.compile(r"(?<![A-Za-z])TP[-_](\d+)", re.IGNORECASE))
+"""vLLM's ``dp0_pp0_tp1_dcp0_ep1_rank1`` and SGLang's ``TP-1``; ``tp8`` is how many there are."""
 _NEVER = -1
 _USELESS = re.compile(
     r'\{\s*"ph": "(?:[^X]"|X",\s*"cat": "(?:'
@@ -102,12 +103,12 @@ class _Sink:
         trace, by_category, damaged, count = self.trace, self._by_category, 0, 0
         try:
             for count, event in enumerate(reader, 1):  # noqa: B007 - the count is wanted afterwards too
-                if event.get("ph") == "X" and (kind := by_category.get(event.get("cat"))) is not None:
-                    try:
+                try:
+                    if event.get("ph") == "X" and (kind := by_category.get(event.get("cat"))) is not None:
                         begin = nanoseconds(event["ts"])
                         kind(event, begin, begin + nanoseconds(event.get("dur", 0)), event.get("args") or {})
-                    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
-                        damaged += 1
+                except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
+                    damaged += 1
         finally:
             trace.events = count + reader.passed_over
             trace.names = [str(name) for name in self._names.rows]
@@ -166,7 +167,8 @@ class _Sink:
         if wanted is None:
             wanted = self._samples[name] = bool(SAMPLING_OPERATORS.search(name))
         if wanted:
-            self.trace.sampling.add(begin, end, 0, 0, self._threads.number((event["pid"], event["tid"])))
+            process = self._process(event["pid"])[0] << CORRELATION_BITS
+            self.trace.sampling.add(begin, end, 0, process, self._threads.number((event["pid"], event["tid"])))
 
     def _mark(self, event: Mapping[str, Any], begin: int, end: int, _args: Mapping[str, Any]) -> None:
         if is_mark(event["name"], self._marks):
@@ -186,8 +188,8 @@ def _rank(header: Mapping[str, Any], path: Path) -> str:
     told = header.get("distributedInfo")
     if isinstance(told, Mapping) and isinstance(told.get("rank"), int) and told.get("world_size", 2) != 1:
         return f"rank {told['rank']}"
-    found = _RANK_IN_NAME.search(path.name)
-    return f"rank {int(found[1] or found[2])}" if found else ""
+    found = next((match for pattern in _RANK_IN_NAME if (match := pattern.search(path.name))), None)
+    return f"rank {int(found[1])}" if found else ""
 
 
 def _gpu_names(header: Mapping[str, Any], gpus: list[Gpu]) -> dict[int, str]:

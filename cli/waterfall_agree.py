@@ -12,8 +12,9 @@ from gpuhost_cli.waterfall_serve import Serve
 
 MUST_AGREE = ("api", "max_tokens", "prompt_words", "prompts", "temperature")
 """What serve-check was asked for: runs that differ in any of it say nothing about each other."""
-FAR = 2.0
-"""A context that is this many times another reads so much more or less of the cache that it has to be said."""
+FAR, SHORT = 2.0, 1000
+"""A context that is this many times another reads so much more or less of the cache that it has to be said; but not of
+so few tokens."""
 
 
 def plain(name: str) -> str:
@@ -25,10 +26,21 @@ def plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.rpartition("/")[2].lower())
 
 
+def names_it(title: str, name: str) -> bool:
+    """Whether a name has a model's title in it, and no other version of it.
+
+    >>> [names_it("DeepSeek-V3", each) for each in ("org/DeepSeek-V3-0324", "deepseek_v3", "DeepSeek-V3.2")]
+    [True, True, False]
+    """
+    words = "[^a-z0-9]*".join(re.findall("[a-z]+|[0-9]+", title.lower()))
+    found = re.search(rf"(?<![a-z0-9]){words}(?![a-z0-9]|[._]\d)", name.rpartition("/")[2].lower())
+    return bool(words) and found is not None
+
+
 @functools.cache
-def known_names() -> dict[str, str]:
-    """Models that are known by name, and how they are called."""
-    return {plain(text): preset["title"] for key, preset in presets().items() for text in (key, preset["title"])}
+def known_titles() -> tuple[str, ...]:
+    """Models that are known by name."""
+    return tuple(preset["title"] for preset in presets().values())
 
 
 def known_model(name: str) -> str:
@@ -37,9 +49,18 @@ def known_model(name: str) -> str:
     >>> known_model("zai-org/GLM-4.5-Air-FP8"), known_model("my-model")
     ('GLM-4.5-Air', '')
     """
-    names = known_names()
-    found = [short for short in names if short in plain(name)]
-    return names[max(found, key=len)] if found else ""
+    return max((title for title in known_titles() if names_it(title, name)), key=len, default="")
+
+
+def are_others(one: str, other: str) -> bool:
+    """Whether two names stand for two known models."""
+    first, second = known_model(one), known_model(other)
+    return bool(first and second) and first != second
+
+
+def are_alike(title: str, name: str) -> bool:
+    """Whether a server's name for its model needs no word beside this title."""
+    return names_it(title, name) or known_model(title) == known_model(name) != ""
 
 
 def contradiction(paper: Paper | None, decodes: Sequence[Decode], serves: Sequence[Serve], host: str) -> str:
@@ -75,10 +96,8 @@ def _other_step(paper: Paper, decode: Decode) -> str:
     if decode.tp != paper.tp:
         step = f"gpuhost ceiling --tp {decode.tp}, or measure with tp: {paper.tp}"
         return f"{decode.file} was measured for TP {decode.tp}, {paper.file} is for TP {paper.tp}: {step}"
-    names = known_names()
-    both_known = plain(decode.model) in names and plain(paper.title) in names
     layers = decode.layers is not None and decode.layers != paper.layers
-    if plain(decode.model) != plain(paper.title) and (both_known or layers):
+    if are_others(decode.model, paper.title) or (layers and plain(decode.model) != plain(paper.title)):
         return (
             f"{decode.file} measured a step of {decode.model}, {paper.file} is the ceiling of {paper.title}: "
             "take the ceiling of the model that was measured"
@@ -88,8 +107,7 @@ def _other_step(paper: Paper, decode: Decode) -> str:
 
 def _other_server(title: str, file: str, serve: Serve) -> str:
     """Why a server's model is not the one of this title."""
-    served, own = known_model(serve.model), known_names().get(plain(title), "")
-    if served and own and served != own:
+    if are_others(serve.model, title):
         return f"{serve.file}: the server has {serve.model}, {file} is about {title}: take figures of one model"
     return ""
 
@@ -107,23 +125,32 @@ def _unlike(decodes: Sequence[Decode]) -> Iterator[str]:
 
 def remarks(paper: Paper | None, decode: Decode | None, serves: Sequence[Serve]) -> Iterator[str]:
     """What is not the same, and does not forbid a picture: said beside it."""
+    if paper is not None and not paper.measured:
+        yield f"the ceiling has the numbers of a sheet ({paper.machine}), not this host's: gpuhost ceiling --measured"
     if paper is not None and decode is not None and decode.tp:
         yield from _steps(paper, decode)
     title = paper.title if paper is not None else decode.model if decode is not None else ""
     for name in dict.fromkeys(serve.model for serve in serves):
-        if title and name and not known_model(name) and plain(title) not in plain(name):
+        if title and name and not are_alike(title, name):
             yield f"the server calls its model {name}: taken to be {title}"
-    for serve in serves[-1:] if decode is not None else ():
-        if serve.prompt_tokens and decode is not None:
-            tokens = round(serve.prompt_tokens)
-            if max(tokens, decode.context) > FAR * min(tokens, decode.context):
-                yield f"the server's prompts had about {tokens} tokens, the parts a context of {decode.context}"
+    for serve in serves[-1:]:
+        tokens = round(serve.prompt_tokens or 0)
+        if decode is not None and _far(tokens, decode.context):
+            yield f"the server's prompts had about {tokens} tokens, the parts a context of {decode.context}"
+        elif decode is None and paper is not None and _far(tokens, paper.context):
+            step = f"gpuhost ceiling --context {tokens}"
+            yield f"the server's prompts had about {tokens} tokens, the ceiling a context of {paper.context}: {step}"
     if len(serves) > 1:
         first, last = serves[0], serves[-1]
         for name in MUST_AGREE:
             then, now = first.parameters.get(name), last.parameters.get(name)
             if then != now:
                 yield f"no change is given: {name} was {then} before and is {now} after"
+
+
+def _far(tokens: int, context: int) -> bool:
+    """Whether prompts are of another size than a context; what is short beside any weights is not."""
+    return bool(tokens) and max(tokens, context) > max(FAR * min(tokens, context), SHORT)
 
 
 def _steps(paper: Paper, decode: Decode) -> Iterator[str]:

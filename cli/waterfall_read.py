@@ -29,7 +29,8 @@ Document = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Paper:
-    """A ceiling. ``rates``: tok/s of all streams, as a sum, by their number. ``host``: whose parts it was made from.
+    """A ceiling. ``rates``: tok/s of all streams, as a sum, by their number. ``host``: whose parts it was made from;
+    ``measured``: whether it was made from any.
 
     ``bf16_ms``: what reading the weights would take if all of them were BF16; ``narrow``: formats that are not.
     """
@@ -47,6 +48,7 @@ class Paper:
     terms: tuple[Term, ...]
     rates: Mapping[int, float]
     host: str
+    measured: bool
     weights_ms: float
     bf16_ms: float
     narrow: tuple[str, ...]
@@ -102,7 +104,8 @@ def paper_of(document: Document, file: str) -> Paper | None:
         for part in parts
         if (each := positive(part.get("bytes_per_weight")))
     )
-    notes = [_WHERE.fullmatch(note) for note in read.texts(document, "notes")]
+    said = read.texts(document, "notes")
+    notes = [_WHERE.fullmatch(note) for note in said]
     return Paper(
         file=file,
         taken_at=read.text(document.get("taken_at")),
@@ -117,6 +120,7 @@ def paper_of(document: Document, file: str) -> Paper | None:
         terms=tuple(terms),
         rates={batch: rate for batch, rate in steps.items() if rate is not None},
         host=next((found["host"] for found in notes if found), ""),
+        measured=any(note.startswith("measured: ") for note in said),
         weights_ms=weights,
         bf16_ms=weights * bf16 / own if own else weights,
         narrow=tuple(sorted({read.text(part.get("format")) for part in parts} - {"BF16", "FP16"})),

@@ -13,15 +13,19 @@ SHORT = {"paper": "paper", "host": "host", "live": "server"}
 """The same for the rows of a table."""
 
 
+FASTER_THAN_PARTS = "faster than the parts, as with narrower weights, or with work side by side"
+FASTER_THAN_PAPER = "faster than the ceiling: one of its inputs is wrong (precision, rates), or the server speculates"
+
+
 def ms_text(ms: float) -> str:
     """Milliseconds with as many digits as they deserve.
 
-    >>> [ms_text(each) for each in (0.0049, 0.25, 6.413, 96.51, 1234.4)]
-    ['0.005', '0.25', '6.41', '96.5', '1234']
+    >>> [ms_text(each) for each in (0.0049, 0.25, 6.413, 96.51, 1234.4, -0.0001)]
+    ['0.005', '0.25', '6.41', '96.5', '1234', '0.000']
     """
     size = abs(ms)
     digits = 3 if size < 0.1 else 2 if size < 10 else 1 if size < 1000 else 0
-    return f"{ms:.{digits}f}"
+    return f"{round(ms, digits) + 0.0:.{digits}f}"  # no minus before a zero
 
 
 def share_text(part: float, whole: float | None) -> str:
@@ -56,7 +60,8 @@ def lines(found: Waterfall, row: BatchRow | None) -> Iterator[tuple[str, str]]:
     yield "Unexplained", _unexplained(found)
 
 
-def _streams(batch: int) -> str:
+def streams(batch: int) -> str:
+    """A number of streams in words."""
     return "one stream" if batch == 1 else f"{batch} streams"
 
 
@@ -64,7 +69,7 @@ def _where(found: Waterfall) -> str:
     whole = found.whole_ms
     texts = []
     if found.live_ms is not None:
-        texts.append(f"The server takes {ms_text(found.live_ms)} ms per token ({_streams(found.batch)}).")
+        texts.append(f"The server takes {ms_text(found.live_ms)} ms per token ({streams(found.batch)}).")
     elif whole is not None:
         title = next(bar.title for bar in found.bars if bar.section == "host" and bar.kind == "total")
         texts.append(f"The {title} take{'' if found.reduce_ms is not None else 's'} {ms_text(whole)} ms.")
@@ -124,5 +129,5 @@ def _unexplained(found: Waterfall) -> str:
     if found.holds:
         text += f". In it, as they were not measured: {', '.join(found.holds)}"
     if found.unexplained_ms < 0:
-        text += ". Below zero: faster than the parts, as with narrower weights, or with work side by side"
+        text += f". Below zero: {FASTER_THAN_PARTS if found.step_ms or found.parts_ms else FASTER_THAN_PAPER}"
     return f"{text}."

@@ -149,6 +149,10 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
 
 
+FULL = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""How CUDA and cuBLAS say it themselves where torch only passes it on: no room for a context, a graph, a workspace."""
+
+
 def is_out_of_memory(module: Any, error: BaseException) -> bool:
     """Whether torch says that a GPU's memory is full."""
-    return isinstance(error, module.cuda.OutOfMemoryError)
+    return isinstance(error, module.cuda.OutOfMemoryError) or any(words in str(error) for words in FULL)

@@ -14,6 +14,7 @@ from typing import Any, Callable
 from gpu_checks.decode.cast import ELEMENT, SINCE, Cast
 from gpu_checks.decode.graph import COUNT
 from gpu_checks.decode.run import Run
+from gpu_checks.gpus import MEMORY_SHARE
 from gpu_checks.measurement import Samples
 from gpu_checks.parts import Why
 from gpu_checks.timing import L2_MULTIPLE, summary
@@ -88,9 +89,9 @@ def casts(run: Run) -> None:
 def _pool(run: Run, begin: float) -> Pool | None:
     torch, bench = run.torch, run.bench
     free = bench.gpus.api.free_bytes()
-    size = pool_bytes(free, run.clock.l2_bytes)
+    size = pool_bytes(int(free * MEMORY_SHARE), run.clock.l2_bytes)
     if size is None:
-        text = f"{bench.where}: {free} bytes are free, too few for two pools that no cache holds"
+        text = f"{bench.where}: {free} bytes are free, half of that is too few for two pools that no cache holds"
         run.refuse(WHAT, HOW, Why("decode.no_room", text), begin)
         return None
     generator = torch.Generator(device=bench.device)

@@ -1,7 +1,7 @@
 """The check ``decode``: one decode step of a model at its own shapes, what its parts take, and what is left between.
 
 The step is of one rank: with tensor parallelism over n its matrices are those that one of n GPUs has, and runs on the
-first GPU. Weights are random, of BF16, each layer's at its own addresses. See ``decode_graph`` for how parts are timed.
+first GPU. Weights are random, of BF16, each layer's at its own addresses. See ``graph`` for how parts are timed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import re
 import time
+import zlib
 
 from gpu_checks import torch_gpu
 from gpu_checks.cuda_api import CudaError
@@ -17,8 +18,10 @@ from gpu_checks.decode import probes
 from gpu_checks.decode import reduce as all_reduce
 from gpu_checks.decode.graph import GraphClock
 from gpu_checks.decode.models import BadModel, Model, for_rank, load
+from gpu_checks.decode.presets import PRESETS
 from gpu_checks.decode.reduce import PER_LAYER, WHAT, Reduced
 from gpu_checks.decode.run import NAME, UNIT, Run, why_of
+from gpu_checks.decode.stack import head_bytes, layer_bytes
 from gpu_checks.decode.step import Wrong, built_step, measured_parts, measured_step, summed
 from gpu_checks.gemm.run import Bench
 from gpu_checks.gpus import Gpus, open_gpus
@@ -33,17 +36,25 @@ OTHER_KERNELS = ("flashinfer", "vllm", "sgl_kernel", "flash_attn", "deep_gemm")
 """Libraries of kernels that engines use. Where they are installed that is said; what is measured is torch's."""
 
 FINE = ("decode.one_rank", "decode.one_gpu", "decode.unsupported", "decode.out_of_time", "decode.no_room")
-"""Parts that were not measured for these do not keep the whole from being measured: the step was."""
+"""Probes and all-reduces that were not measured for these do not keep the whole from being measured: the step was. Of a
+part of the step that is lost there is no sum, for ``decode.part_missing``, and that does."""
 
 
 def tag_of(model: Model, options: Options) -> str:
     """What was asked for, as the last part of every name: baselines of other orders are never compared.
+
+    A config.json is mostly called nothing, or as another one: its name has a sum of its shapes.
 
     >>> from gpu_checks.decode.models import load
     >>> tag_of(load("glm-4.5"), Options(tp=8, batch=4, context=1024))
     'glm-4_5-tp8-b4-c1024'
     """
     name = re.sub(r"[^A-Za-z0-9-]+", "_", model.name).strip("_").lower() or "model"
+    if options.model not in PRESETS:
+        layer = [layer_bytes(model, is_sparse, 1, 1) if count else 0
+                 for is_sparse, count in ((False, model.dense), (True, model.sparse))]  # fmt: skip
+        sizes = (model.hidden, model.heads, model.dense, model.sparse, model.used, head_bytes(model), *layer)
+        name += f"_{zlib.crc32(repr(sizes).encode()):08x}"
     return f"{name}-tp{options.tp}-b{options.batch}-c{options.context}"
 
 
@@ -100,7 +111,10 @@ def _on_gpu(run: Run, reduce: Reduced) -> Why | None:
         return run.why(error, "the step")
     summed(run, found, begin)
     together = _reduced(run, reduce)
-    if together is not None and run.step_us:
+    if together is not None and reduce.ranks != run.options.tp:
+        text = f"all-reduces were measured over {reduce.ranks} GPUs, not {run.options.tp}: not added to the step"
+        run.known["notes"].append(text)
+    elif together is not None and run.step_us:
         run.known["step_and_all_reduce_us"] = round(run.step_us + together.median, 3)
     del built
     with contextlib.suppress(RuntimeError):  # after a failed kernel every call fails, and that was reported

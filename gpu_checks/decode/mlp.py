@@ -9,7 +9,7 @@ from gpu_checks.decode.models import Model
 from gpu_checks.decode.part import Part, Tensors, Values, stored_bytes
 
 GROUPED = "torch._grouped_mm"
-GATHERED = "torch.bmm of gathered copies of the hit experts' weights (three times their bytes are moved)"
+GATHERED = "torch.bmm of copies of the experts' weights, one for each row (each is read, written and read again)"
 ACTIVATION = "torch.nn.functional.silu, mul_"
 
 
@@ -100,7 +100,18 @@ def hit_bytes(part: Part, own: Tensors, values: Values) -> int:
     return int(values["hit"].unique().numel()) * stored_bytes(whole) // int(whole.shape[0])
 
 
-def has_grouped(torch: Any, kind: str, capability: tuple[int, int]) -> bool:
-    """Whether torch multiplies all experts in one kernel here: on SM90 and SM100; elsewhere it asks the GPU how many
-    rows each has, expert by expert, which can't be recorded in a graph. Its code for CPUs does for tests."""
-    return hasattr(torch, "_grouped_mm") and (kind == "cpu" or capability[0] in (9, 10))
+def has_grouped(torch: Any, device: str, capability: tuple[int, int]) -> bool:
+    """Whether torch multiplies all experts in one kernel here: on SM90, and on SM100 since 2.9, so that it is tried.
+
+    On other GPUs it asks how many rows each expert has, which can't be recorded in a graph, or refuses. Its code for
+    CPUs does for tests.
+    """
+    if not hasattr(torch, "_grouped_mm") or (device != "cpu" and capability[0] not in (9, 10)):
+        return False
+    rows, weights = (torch.zeros(shape, dtype=torch.bfloat16, device=device) for shape in ((8, 64), (2, 64, 64)))
+    ends = torch.tensor([4, 8], dtype=torch.int32, device=device)
+    try:
+        torch._grouped_mm(rows, weights.transpose(1, 2), offs=ends)
+    except (RuntimeError, TypeError):
+        return False
+    return True

@@ -1,74 +1,38 @@
 """The models whose decode step is measured: their shapes by name, or from a config.json; and what one rank has of them.
 
-A preset has the fields of the model's config.json on Hugging Face that decide shapes, by their names there; a test
-compares them with those that ``gpuhost ceiling`` knows. Pure.
+Pure.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpu_checks.decode.presets import PRESETS
+
 DEFAULT = "qwen3-30b-a3b"
-
-_MLA = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
-_MOE = {"num_experts_per_tok": 8, "norm_topk_prob": True}
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "glm-5": {
-        "hidden_size": 6144, "num_hidden_layers": 78, "num_attention_heads": 64, "vocab_size": 154880,
-        "intermediate_size": 12288, "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1,
-        "first_k_dense_replace": 3, "scoring_func": "sigmoid", **_MOE,
-        "q_lora_rank": 2048, "kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256,
-        "index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048,
-    },
-    "deepseek-v3": {
-        "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128, "vocab_size": 129280,
-        "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1,
-        "first_k_dense_replace": 3, "scoring_func": "sigmoid", "n_group": 8, "topk_group": 4, **_MOE, **_MLA,
-    },
-    "kimi-k2": {
-        "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 64, "vocab_size": 163840,
-        "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 384, "n_shared_experts": 1,
-        "first_k_dense_replace": 1, "scoring_func": "sigmoid", **_MOE, **_MLA,
-    },
-    "glm-4.5": {
-        "hidden_size": 5120, "num_hidden_layers": 92, "num_attention_heads": 96, "num_key_value_heads": 8,
-        "head_dim": 128, "vocab_size": 151552, "intermediate_size": 12288, "moe_intermediate_size": 1536,
-        "n_routed_experts": 160, "n_shared_experts": 1, "first_k_dense_replace": 3, "use_qk_norm": True,
-        "partial_rotary_factor": 0.5, **_MOE,
-    },
-    "glm-4.5-air": {
-        "hidden_size": 4096, "num_hidden_layers": 46, "num_attention_heads": 96, "num_key_value_heads": 8,
-        "head_dim": 128, "vocab_size": 151552, "intermediate_size": 10944, "moe_intermediate_size": 1408,
-        "n_routed_experts": 128, "n_shared_experts": 1, "first_k_dense_replace": 1, "use_qk_norm": False,
-        "partial_rotary_factor": 0.5, **_MOE,
-    },
-    "qwen3-235b-a22b": {
-        "model_type": "qwen3_moe", "hidden_size": 4096, "num_hidden_layers": 94, "num_attention_heads": 64,
-        "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936, "intermediate_size": 12288,
-        "moe_intermediate_size": 1536, "num_experts": 128, **_MOE,
-    },
-    "qwen3-30b-a3b": {
-        "model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32,
-        "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936, "intermediate_size": 6144,
-        "moe_intermediate_size": 768, "num_experts": 128, **_MOE,
-    },
-    "llama-3-8b": {
-        "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
-        "vocab_size": 128256, "intermediate_size": 14336,
-    },
-    "llama-3-70b": {
-        "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 8,
-        "vocab_size": 128256, "intermediate_size": 28672,
-    },
-}  # fmt: skip
 
 ALIGNMENT_BYTES = 16
 """Rows of a matrix begin at multiples of this for tensor cores: 8 elements of BF16."""
+
+OTHER_SHAPES = re.compile(
+    r"moe_num_experts|shared_expert_intermediate_size|interleave_moe_layer_step|block_configs"
+    r"|full_attention_interval|attn_type_list|cross_attention_layers|(hybrid|linear|mamba|ssm)_\w+"
+)
+"""Fields of models that are built otherwise (Llama 4, Qwen3-Next, Nemotron-H): with them left out, one with
+experts would be taken for a dense one, and linear attention for one with a cache."""
+
+EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts")
+"""How many there are. The last is what transformers 5 writes for Qwen3; Mixtral and others, whose experts have no width
+of their own beside it, are refused for that."""
+
+SLIDING = "sliding_attention"
+ATTENTIONS = ("full_attention", SLIDING, "deepseek_sparse_attention")
+"""Kinds of layers by their attention that are understood."""
 
 LARGEST_TP = 64
 """Sizes of tensor parallelism up to this are tried when the possible ones are named."""
@@ -162,7 +126,7 @@ def _object(text: str, where: str) -> Mapping[str, Any]:
 
 
 class _Fields:
-    """Fields of a config as whole numbers."""
+    """Fields of a config as whole numbers, or as lists of what each layer is."""
 
     def __init__(self, config: Mapping[str, Any], name: str) -> None:
         self.config, self.name = config, name
@@ -179,19 +143,42 @@ class _Fields:
             raise BadModel(f"{self.name}: {' or '.join(names)} is missing")
         return default
 
+    def names(self, name: str) -> list[Any]:
+        found = self.config.get(name) or []
+        if not isinstance(found, list):
+            raise BadModel(f"{self.name}: {name} = {found!r} is no list")
+        return found
+
 
 def model_of(config: Mapping[str, Any], name: str) -> Model:
     """The shapes that a config describes. Raises BadModel."""
     name = str(config.get("name") or name)
     read = _Fields(config, name)
+    other = sorted(field for field, value in config.items() if value and OTHER_SHAPES.fullmatch(field))
+    other += sorted({str(each) for each in read.names("layer_types")} - set(ATTENTIONS))
+    if other:
+        raise BadModel(f"{name}: {', '.join(other)}: a kind of model that is not understood here")
     hidden, heads, layers = (read.whole(f"{each}") for each in ("hidden_size", "num_attention_heads",
                                                                  "num_hidden_layers"))  # fmt: skip
     if not (hidden and heads and layers):
         raise BadModel(f"{name}: a model without hidden size, heads or layers")
     sparse = _sparse_layers(read, layers)
     latent, head = _latent(read), read.whole("head_dim", default=hidden // heads)
+    kv_heads = 1 if latent else read.whole("num_key_value_heads", default=heads)
+    if not kv_heads or heads % kv_heads:
+        raise BadModel(f"{name}: {heads} heads can't share {kv_heads} heads of keys and values")
     factor = config.get("partial_rotary_factor") or 1.0
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor <= 1:
+        raise BadModel(f"{name}: partial_rotary_factor = {factor!r} is no share")
+    experts = read.whole(*EXPERTS) if sparse else 0
+    used = read.whole("num_experts_per_tok") if sparse else 0
+    if sparse and not 0 < used <= experts:
+        raise BadModel(f"{name}: {used} of {experts} experts can't be chosen")
     notes = []
+    if SLIDING in read.names("layer_types") or (
+        config.get("sliding_window") and config.get("use_sliding_window") is not False
+    ):
+        notes.append("sliding windows are left out: every layer reads all of the context")
     if config.get("n_group") not in (None, 0, 1):
         notes.append("experts are chosen among all of them, not group by group")
     if config.get("attention_bias"):
@@ -202,7 +189,7 @@ def model_of(config: Mapping[str, Any], name: str) -> Model:
         hidden=hidden,
         vocabulary=read.whole("vocab_size"),
         heads=heads,
-        kv_heads=1 if latent else read.whole("num_key_value_heads", default=heads),
+        kv_heads=kv_heads,
         head=0 if latent else head,
         turned=latent.turned if latent else int(head * factor) // 2 * 2,
         norm_heads=bool(config.get("use_qk_norm")) or "qwen3" in kind,
@@ -210,8 +197,8 @@ def model_of(config: Mapping[str, Any], name: str) -> Model:
         dense=layers - sparse,
         sparse=sparse,
         dense_width=read.whole("intermediate_size") if layers > sparse else 0,
-        experts=read.whole("n_routed_experts", "num_experts") if sparse else 0,
-        used=read.whole("num_experts_per_tok") if sparse else 0,
+        experts=experts,
+        used=used,
         expert_width=read.whole("moe_intermediate_size") if sparse else 0,
         shared_width=read.whole("n_shared_experts", default=0) * read.whole("moe_intermediate_size", default=0),
         sigmoid=config.get("scoring_func", "softmax") == "sigmoid",
@@ -222,10 +209,15 @@ def model_of(config: Mapping[str, Any], name: str) -> Model:
 
 def _sparse_layers(read: _Fields, layers: int) -> int:
     """How many layers have experts."""
-    if not read.whole("n_routed_experts", "num_experts", default=0):
+    if not read.whole(*EXPERTS, default=0):
         return 0
+    kinds = read.names("mlp_layer_types")
+    if kinds:
+        if len(kinds) != layers or set(kinds) - {"dense", "sparse"}:
+            raise BadModel(f"{read.name}: mlp_layer_types does not say dense or sparse for each of {layers} layers")
+        return kinds.count("sparse")
     first, every = read.whole("first_k_dense_replace", default=0), read.whole("moe_layer_freq", default=1)
-    step, dense = read.whole("decoder_sparse_step", default=1), set(read.config.get("mlp_only_layers") or ())
+    step, dense = read.whole("decoder_sparse_step", default=1), read.names("mlp_only_layers")
     if not (every and step):
         raise BadModel(f"{read.name}: no layer has experts")
     return sum(

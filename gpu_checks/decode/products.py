@@ -13,6 +13,7 @@ from gpu_checks.decode.stack import shapes_of_attention, shapes_of_mlp
 from gpu_checks.gemm.formats import FORMATS, Format, unsupported
 from gpu_checks.gemm.proof import compare, reference
 from gpu_checks.gemm.shapes import sets_of
+from gpu_checks.gpus import MEMORY_SHARE
 from gpu_checks.measurement import Samples
 from gpu_checks.parts import Why
 from gpu_checks.timing import L2_MULTIPLE
@@ -62,12 +63,18 @@ SCALED_GROUPED = "torch._scaled_grouped_mm, a scale a row"
 
 def _experts(run: Run, weight: str, what: str, begin: float) -> None:
     """Rows of one expert after another, other experts at each place."""
-    torch, model, device = run.torch, run.model, run.bench.device
+    torch, model, bench, device = run.torch, run.model, run.bench, run.bench.device
     if not hasattr(torch, "_scaled_grouped_mm"):
         why = Why("decode.unsupported", f"torch {torch.__version__} has no _scaled_grouped_mm")
         run.refuse(what, SCALED_GROUPED, why, begin)
         return
     count, rows, depth = shapes_of_mlp(model, True)[weight]
+    # In BF16 first, then in FP8 as well.
+    needed, free = 3 * count * rows * depth, bench.gpus.api.free_bytes()
+    if needed > free * MEMORY_SHARE:
+        text = f"{bench.where}: {free} bytes are free, the experts of a layer need {needed}, more than half of that"
+        run.refuse(what, SCALED_GROUPED, Why("decode.no_room", text), begin)
+        return
     tokens = run.options.batch * model.used
     hit = min(tokens, count)
     weights = torch.randn(count, rows, depth, dtype=torch.bfloat16, device=device).to(torch.float8_e4m3fn)
@@ -92,22 +99,18 @@ def _experts(run: Run, weight: str, what: str, begin: float) -> None:
     )
     error = error_of(out[0], exact)
     if not error <= 2 * LIMIT:  # this way round NaN is wrong; FP8 keeps fewer bits while it sums
-        why = Why("decode.wrong_result", f"{run.bench.where}: {SCALED_GROUPED} differs by {error:.3g}")
+        why = Why("decode.wrong_result", f"{bench.where}: {SCALED_GROUPED} differs by {error:.3g}")
         run.refuse(what, SCALED_GROUPED, why, begin)
         return
     _add_product(run, what, SCALED_GROUPED, in_graph(run.clock, works), begin, read, places)
 
 
 def _add_product(run: Run, what: str, how: str, samples: Samples, begin: float, read_bytes: int, places: int) -> None:
-    rate = read_bytes / samples.median / 1000
-    peak = run.bench.gpus.peak_gb_s(run.bench.identity.ordinal)
+    cold = read_bytes * places > L2_MULTIPLE * run.clock.l2_bytes
     detail = {
         "tokens": run.options.batch,
-        "read_bytes": read_bytes,
-        "read_gb_s": round(rate, 3),
-        "share": None if peak is None else round(rate / peak, 4),
+        **run.rates(read_bytes, samples.median, cold),
         "copies": places,
-        "from_memory": read_bytes * places > L2_MULTIPLE * run.clock.l2_bytes,
         "in_step": False,
     }
     run.add(what, "us", how, samples, begin, detail)

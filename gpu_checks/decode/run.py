@@ -14,11 +14,11 @@ from gpu_checks.decode.part import Stack
 from gpu_checks.decode.stack import Order
 from gpu_checks.gemm.run import Bench
 from gpu_checks.measurement import Measurement, Samples
-from gpu_checks.parts import Parts, Why, why_cuda
+from gpu_checks.parts import Parts, Why, share, why_cuda
 from gpu_checks.registry import Options
 from gpu_checks.triage import HUNG
 
-NAME, UNIT = "decode", "parts"
+NAME, UNIT = "decode", "figures"
 
 US, SHOWN = "us", "us_shown"
 """Microseconds, and such that no gate holds against a baseline: of the host, or of a part that hardly reads memory."""
@@ -88,6 +88,15 @@ class Run:
     ) -> Measurement:
         """Hand over a figure."""
         return self.parts.add(self.name(what), unit, how, samples, begin, detail)
+
+    def rates(self, read_bytes: int, taken_us: float, cold: bool) -> dict[str, Any]:
+        """What is read, and how fast, beside the memory's peak. Of what a cache may have had there is no rate."""
+        if not cold:
+            return {"read_bytes": read_bytes, "from_memory": False if read_bytes else None, "read_gb_s": None,
+                    "share": None}  # fmt: skip
+        rate = read_bytes / taken_us / 1000
+        peak = self.bench.gpus.peak_gb_s(self.bench.identity.ordinal)
+        return {"read_bytes": read_bytes, "from_memory": True, "read_gb_s": round(rate, 3), **share(rate, peak)}
 
     def refuse(self, what: str, how: str, why: Why, begin: float, unit: str = US) -> None:
         """Hand over why there is none."""

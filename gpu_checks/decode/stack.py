@@ -104,6 +104,19 @@ def head_bytes(model: Model) -> int:
     return 2 * ELEMENT * model.vocabulary * model.hidden
 
 
+def scratch_bytes(model: Model, batch: int, grouped: bool) -> int:
+    """What a step needs beside weights and caches: the rows' own copies of experts where they are not ``grouped``.
+
+    And of each token all logits in BF16, and shares and draws in float32.
+
+    >>> from gpu_checks.decode.models import load
+    >>> scratch_bytes(load("qwen3-30b-a3b"), 64, True), scratch_bytes(load("qwen3-30b-a3b"), 64, False)
+    (97239040, 3318464512)
+    """
+    copies = 0 if grouped else batch * model.used * 2 * model.expert_width * model.hidden * ELEMENT
+    return copies + batch * model.vocabulary * (ELEMENT + 4 + 4)
+
+
 def fitting(model: Model, batch: int, context: int, room: int) -> Order | None:
     """As many layers as there is room for. Of the rarer kind all are kept, as they can't be scaled; None: no room."""
     of_dense, of_sparse = (layer_bytes(model, kind, batch, context) if count else 0

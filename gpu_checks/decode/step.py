@@ -13,10 +13,10 @@ from gpu_checks.decode.mlp import has_grouped
 from gpu_checks.decode.part import Seen, Stack
 from gpu_checks.decode.proof import error_of, not_finite, wrong
 from gpu_checks.decode.run import SHOWN, US, Built, Run
-from gpu_checks.decode.stack import Maker, build, counts, fewer, fitting
+from gpu_checks.decode.stack import Maker, build, counts, fewer, fitting, scratch_bytes
 from gpu_checks.gpus import MEMORY_SHARE
 from gpu_checks.measurement import Samples
-from gpu_checks.parts import Why, share
+from gpu_checks.parts import Why
 from gpu_checks.timing import summary
 
 BACKENDS = ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
@@ -43,14 +43,16 @@ def attention_of(run: Run, batch: int, context: int) -> tuple[Attend, str]:
     torch, model, device = run.torch, run.model, run.bench.device
     module = importlib.import_module("torch.nn.attention")
     call = torch.nn.functional.scaled_dot_product_attention
-    shared = model.heads != model.kv_heads
 
     def with_backend(name: str) -> Attend:
         backend = getattr(module.SDPBackend, name)
 
         def attend(queries: Any, keys: Any, values: Any) -> Any:
+            # Heads that share keys are handed over as several queries of one head: the same sums, without enable_gqa,
+            # which torch 2.4 does not have, the memory-efficient kernel does not take, and MATH copies all keys for.
+            together = queries.reshape(batch, model.kv_heads, -1, model.head)
             with module.sdpa_kernel(backend):
-                return call(queries, keys, values, enable_gqa=shared)
+                return call(together, keys, values)
 
         return attend
 
@@ -75,11 +77,12 @@ def built_step(run: Run) -> Built | Why:
     """Make weights and caches, run the step once, see that its values are numbers; or why that can't be."""
     options, torch, model = run.options, run.torch, run.model
     free = run.bench.gpus.api.free_bytes()
-    order = fitting(model, options.batch, options.context, int(free * MEMORY_SHARE))
+    grouped = has_grouped(torch, run.bench.device, run.capability)
+    scratch = scratch_bytes(model, options.batch, grouped)
+    order = fitting(model, options.batch, options.context, int(free * MEMORY_SHARE) - scratch)
     if order is None:
-        text = f"{run.bench.where}: {free} bytes are free, two layers of {model.name} are more than half of that"
-        return Why("decode.no_room", text)
-    grouped = has_grouped(torch, run.bench.device.partition(":")[0], run.capability)
+        text = f"{free} bytes are free, two layers of {model.name} for batch {options.batch} are more than half of that"
+        return Why("decode.no_room", f"{run.bench.where}: {text}")
     attend, how = (None, "") if model.latent else attention_of(run, options.batch, options.context)
     generator = torch.Generator(device=run.bench.device)
     generator.manual_seed(0)
@@ -168,10 +171,11 @@ def measured_parts(run: Run, built: Built) -> dict[str, Samples]:
     """Every part of the step, alone; what was measured of them, for all layers. The others are named as missing."""
     run.doing("run the step and keep what each part is given")
     seen, _ = built.stack.watch()
-    read = {name: sum(each.touched for each in places) for name, places in seen.items()}
-    units = units_of(read)
-    whole = sum(size * built.counts[name] / len(seen[name]) for name, size in read.items())
-    run.known.update(read_bytes=round(whole), read_gb_s=round(whole / run.step_us / 1000, 3) if run.step_us else None)
+    # Of all layers, however many are built: that follows the memory that happened to be free.
+    read = {name: round(sum(each.touched for each in places) * built.counts[name] / len(places))
+            for name, places in seen.items()}  # fmt: skip
+    units, whole = units_of(read), sum(read.values())
+    run.known.update(read_bytes=whole, read_gb_s=round(whole / run.step_us / 1000, 3) if run.step_us else None)
     found: dict[str, Samples] = {}
     for name, places in seen.items():
         how = places[0].place.part.how
@@ -196,19 +200,16 @@ def _one_part(run: Run, built: Built, places: list[Seen], unit: str, begin: floa
 
 
 def _detail(run: Run, built: Built, name: str, timed: Timed, error: float | None) -> dict[str, Any]:
-    peak = run.bench.gpus.peak_gb_s(run.bench.identity.ordinal)
-    rate = timed.read_bytes / timed.samples.median / 1000
+    scale = built.counts[name] / timed.places
     return {
         "places": round(built.counts[name], 3),
         "places_built": timed.places,
         "us_each": round(timed.each_us, 3),
-        "share_of_step": None if not run.step_us else round(timed.scaled(built.counts[name]).median / run.step_us, 4),
-        "read_bytes": timed.read_bytes,
-        "read_gb_s": round(rate, 3),
-        **share(rate, peak),
+        "share_of_step": None if not run.step_us else round(timed.samples.median * scale / run.step_us, 4),
+        **run.rates(timed.read_bytes, timed.samples.median, timed.cold),
+        "read_bytes": round(timed.read_bytes * scale),
         "copies": timed.copies,
         "repeats_in_graph": timed.repeats,
-        "from_memory": timed.cold if timed.read_bytes else None,
         "relative_error": error,
     }
 

@@ -16,7 +16,7 @@ from gpu_checks.cuda_api import CudaError
 from gpu_checks.gemm.formats import FORMATS, Format, unsupported
 from gpu_checks.gemm.run import Bench, Operands, prepare, run, why_torch
 from gpu_checks.gemm.shapes import WEIGHT_BYTES, Shape, needed_bytes, sets_of, shapes, tflop_s
-from gpu_checks.gpus import Gpus, open_gpus
+from gpu_checks.gpus import MEMORY_SHARE, Gpus, open_gpus
 from gpu_checks.parts import Parts, Why, busy_gpus, gb_s, good_gpus, lowest, share
 from gpu_checks.registry import Options, Report
 from gpu_checks.timing import summary
@@ -89,8 +89,9 @@ def _prepared(bench: Bench, wanted: Format, shape: Shape) -> Operands | Why:
     needed = needed_bytes(shape, wanted.bits, sets_of(WEIGHT_BYTES, bench.l2_bytes, shape.few))
     try:
         free = bench.gpus.api.free_bytes()
-        if free < needed:
-            return Why("gemm.no_room", f"{bench.where}: {free} bytes are free, the matrices need {needed}")
+        if free * MEMORY_SHARE < needed:
+            text = f"{free} bytes are free, the matrices need {needed}, more than half of that"
+            return Why("gemm.no_room", f"{bench.where}: {text}")
         return prepare(bench, wanted, shape)
     except (RuntimeError, TypeError, CudaError) as error:
         return why_torch(bench, wanted, error)

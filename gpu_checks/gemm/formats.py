@@ -62,7 +62,7 @@ class Matrix:
 class Format:
     """A number format and how it is multiplied.
 
-    ``bits``: of a weight. ``since``: the first compute capability that has it. ``slack``: see ``gemm_proof``.
+    ``bits``: of a weight. ``since``: the first compute capability that has it. ``slack``: see ``proof``.
     """
 
     name: str
@@ -184,7 +184,7 @@ def _fp4_bind(torch: Any, left: Matrix, right: Matrix, out: Any) -> Callable[[],
     return _scaled(torch, a, b, scale_a, scale_b, out)
 
 
-# The slack of each is explained where it is used, in gemm_proof.
+# The slack of each is explained where it is used, in proof.
 FORMATS = (
     Format("bf16", 16, (8, 0), 2.0**-10, "torch.mm(x, w.t())", _bf16_random, _bf16_exact, _bf16_bind),
     Format("fp8", 8, (8, 9), 2.0**-6, "torch._scaled_mm, a scale a tensor", _fp8_random, _fp8_exact, _fp8_bind),

@@ -62,6 +62,11 @@ def test_a_step_is_the_sum_of_its_parts(archive):
     assert errors == []
     parts = {name for name in seen if name.startswith("decode.part.")}
     assert {name for name in parts if seen[name]["status"] != "measured"} == {"decode.part.all_reduce"}
+    details = {name.rpartition(".")[2]: seen[name]["detail"] for name in parts - {"decode.part.all_reduce"}}
+    assert {name for name, each in details.items() if each["relative_error"] is None} == {"embedding", "sampling"}
+    assert {name for name, each in details.items() if each["read_gb_s"] is not None} == {
+        "qkv", "attention", "o", "router", "experts_up", "experts_down", "lm_head",
+    }  # fmt: skip
 
 
 def test_casts_reach_the_rate_of_a_copy_and_follow_the_pool(archive):

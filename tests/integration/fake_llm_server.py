@@ -24,7 +24,7 @@ SALAD = ("приве", "世界的", "عالم", "hello", "สวัสดี", "
 PHRASE = ("and", "so", "it", "goes")
 FAULTS = (
     "gone", "cut", "no_done", "no_finish", "stall", "pings", "bangs", "salad", "loop", "replacement", "http_500",
-    "http_429", "redirect", "stream_error", "html", "empty", "not_json", "die_on_request", "refuse_logprobs",
+    "http_429", "redirect", "stream_error", "html", "empty", "not_json", "die_on_request", "refuse_logprobs", "endless",
 )  # fmt: skip
 JSON = "application/json"
 
@@ -79,7 +79,7 @@ class Server:
         """Answer one request; whether the connection stays open."""
         at, options = time.monotonic(), self.options
         if options.key and headers.get("authorization") != f"Bearer {options.key}":
-            return await plain(writer, 401, error("Incorrect API key provided"))
+            return await plain(writer, 401, error(f"Incorrect API key provided: {headers.get('authorization')}"))
         if at - self.begun < options.loading:
             self.say("loading")
             return await plain(writer, 503, error("Loading model"))
@@ -188,6 +188,9 @@ class Answer:
                 await asyncio.sleep(0.2)
                 if self.fault == "pings":
                     await self.chunk(b": ping\n\n")
+        while self.fault == "endless":
+            await self.event(self.choice({"content": 999 * " on and"}, None, sent))
+            await asyncio.sleep(0)
         return False
 
     async def finish(self, sent: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ import jsonschema
 import pytest
 
 from gpuhost.documents import json_schema
+from gpuhost_cli import records
 from gpuhost_cli.main import main
 from gpuhost_cli.serve_documents import GoldenSet, ServeCheck
 from tests.integration import plain_llm_client
@@ -192,6 +194,16 @@ def test_a_key_is_sent_and_shown_nowhere(
     assert "sk-0123456789" not in found.out + found.err + json.dumps(found.document)
 
 
+def test_a_server_that_repeats_the_key_does_not_make_us_show_it(
+    against: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUHOST_API_KEY", "sk-9876543210")
+    found = against(["--key", "sk-0123456789"])
+    assert found.document["cause"] == "serve.unauthorized"
+    assert "HTTP 401: Incorrect API key provided: Bearer (the key)" in " ".join(found.err.split())
+    assert "sk-9876543210" not in found.out + found.err + json.dumps(found.document)
+
+
 # --- waiting
 
 
@@ -306,6 +318,7 @@ def test_tls_is_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         ("gone", "serve.gone", "nobody listens on 127.0.0.1"),
         ("die_on_request", "serve.gone", "nobody listens on 127.0.0.1"),
         ("cut", "serve.broken_stream", "the server still answers"),
+        ("endless", "serve.broken_stream", "and no end: 24 tokens were asked for"),
         ("no_done", "serve.broken_stream", "the stream ended without [DONE]"),
         ("no_finish", "serve.broken_stream", "neither a finish_reason nor [DONE] came, after 9 chunks with text"),
         ("not_json", "serve.broken_stream", "an event is no JSON"),
@@ -468,22 +481,43 @@ def test_before_and_after(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main([*files, "--tolerance", "60"]) == 0
     assert main([*files, "--json"]) == 1
     assert '"gpuhost.serve_check"' in capsys.readouterr().out
+    failed = slower.document | {"state": "stopped", "cause": "serve.gone", "sentence": "nobody listens", "levels": []}
+    (tmp_path / "out.json").write_text(json.dumps(failed))
+    assert main([*files, "--tolerance", "60"]) == 1
+    assert "serve.gone: nobody listens" in capsys.readouterr().err
 
 
 # --- broken off
+
+
+def test_a_full_disk_does_not_take_away_what_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(records, "write_text", full)
+    with fake_server(tmp_path / "server.log") as running:
+        argv = ["serve-check", running.url, "--concurrency", "1", "--requests", "2", "--max-tokens", "8"]
+        assert main([*argv, "-o", str(tmp_path / "out.json")]) == 2
+        said = capsys.readouterr()
+        assert "TPOT ms" in said.out
+        assert "out.json: No space left on device" in said.err
+        assert main([*argv, "--golden", str(tmp_path / "golden.json"), "--golden-mode", "record"]) == 2
+        assert "golden.json: No space left on device" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_was_measured_is_kept_when_it_is_interrupted(server: Running, tmp_path: Path, number: int) -> None:
     output = tmp_path / "out.json"
     argv = [sys.executable, "-m", "gpuhost_cli.main", "serve-check", server.url, "-o", str(output)]
-    argv += ["--concurrency", "1,2", "--requests", "4", "--max-tokens", "40"]
+    argv += ["--concurrency", "1,2", "--requests", "8", "--max-tokens", "60"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         end = time.monotonic() + 60
         while not output.exists() and time.monotonic() < end:  # written after each level
             time.sleep(0.05)
         assert json.loads(output.read_text())["state"] == "running"
-        time.sleep(0.7)
+        time.sleep(0.3)
         process.send_signal(number)
         out, err = process.communicate(timeout=30)
     found = json.loads(output.read_text())

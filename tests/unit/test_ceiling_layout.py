@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from ceiling_cases import EXPERTS, ask, batch, glm, of_config, term
+from ceiling_cases import DENSE, EXPERTS, ask, batch, glm, of_config, term
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuhost_cli import ceiling_text
 from gpuhost_cli.ceiling_model import Experts, distinct_experts
 from gpuhost_cli.ceiling_parallel import fullest_rank
+from gpuhost_cli.ceiling_report import as_json
 from gpuhost_cli.run import InputError
 
 
@@ -53,6 +56,15 @@ def test_experts_that_cant_be_shared_out(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"--ep 3: 16 experts can't be shared out evenly; possible: 1"):
         of_config(tmp_path, {**EXPERTS, "num_attention_heads": 12, "num_key_value_heads": 12, "vocab_size": 30000},
                   "--tp", "3", "--ep", "3")  # fmt: skip
+
+
+def test_the_vocabulary_is_filled_up_before_it_is_cut(tmp_path: Path) -> None:
+    """A token that was added for padding: 32001 are 32064 to the engines, which 2 and 4 divide, but 64 x 501 not 5."""
+    for tp in ("2", "4"):
+        assert of_config(tmp_path, {**DENSE, "vocab_size": 32001}, "--tp", tp).tp == int(tp)
+    heads = {"num_attention_heads": 20, "num_key_value_heads": 20, "hidden_size": 1280, "intermediate_size": 5120}
+    with pytest.raises(InputError, match="--tp 5: does not divide the vocabulary of 32001"):
+        of_config(tmp_path, {**DENSE, **heads, "vocab_size": 32001}, "--tp", "5")
 
 
 def test_more_ranks_than_key_and_value_heads_copy_them() -> None:
@@ -173,3 +185,31 @@ def test_the_longest_stage_sets_the_pace() -> None:
     assert batch(even, 1).seconds < batch(uneven, 1).seconds
     once = batch(uneven, 1).seconds
     assert batch(uneven, 4).seconds == pytest.approx(once * 24 * 4 / 94)
+
+
+def test_with_stages_what_one_gpu_reads_is_told_from_what_all_of_them_read() -> None:
+    flat, staged = glm("--tp", "4"), glm("--tp", "4", "--pp", "2")
+    read = flat.traffic.token_bytes / 1e9
+    assert any(f"reads {read:.3f} GB for a token. Both are one GPU's" in text for text in flat.readings)
+    assert any(f"reads {read / 2:.3f} GB for a token. Both are one GPU's" in text for text in staged.readings)
+    assert any(f"each of the 2 stages, one after the other: {read:.3f} GB in all" in text for text in staged.readings)
+    assert "(GB read: of one GPU of each of the 2 stages together)" in ceiling_text.render(staged)
+    assert "stages" not in ceiling_text.render(flat)
+
+
+@pytest.mark.parametrize("option", ["--context", "--concurrency", "--extra-allreduces", "--kv-pool-cast-tokens"])
+def test_counts_that_nothing_has_are_refused(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    with pytest.raises(SystemExit):
+        glm(option, "1" + 400 * "0")
+    assert "is more than anything has" in capsys.readouterr().err
+    found = glm(option, "999999999999", "--gpu-memory-gb-s", "1e-12", "--measured-tok-s", "1e12")
+    assert json.loads(as_json(found))["sum_s"] == found.sum_s
+    rows = ceiling_text.render(found).partition("Batches")[2].partition("\n\n")[0].splitlines()
+    assert len(rows) == 2 + len(found.steps), "each batch has one line"
+
+
+@pytest.mark.parametrize("value", ["1e-305", "1e300"])
+def test_rates_that_nothing_has_are_refused(capsys: pytest.CaptureFixture[str], value: str) -> None:
+    with pytest.raises(SystemExit):
+        glm("--gpu-memory-gb-s", value)
+    assert f"'{value}' is no size that anything has" in capsys.readouterr().err

@@ -119,7 +119,9 @@ def test_what_failed_is_named(measured: Any) -> None:
 
 def test_an_answer_of_gpu_checks_itself() -> None:
     plain = {key: value for key, value in document().items() if key != "targets"}
-    assert measured_of({**plain, "measurements": ROWS}, "x").read_gb_s == 1500
+    found = measured_of({**plain, "measurements": ROWS}, "x")
+    assert found.read_gb_s == 1500
+    assert found.where == "in gpu1.example.com at 2026-01-31T12:00:00Z", "the name may be a container's"
 
 
 @pytest.mark.parametrize(
@@ -136,6 +138,8 @@ def test_an_answer_of_gpu_checks_itself() -> None:
             "measured in a, b: say which with --measured-target",
         ),
         (document(targets={"a": {"measurements": [1]}}), None, "no list of named measurements"),
+        (document(targets={"a": {"measurements": [{"name": 1}]}}), None, "no list of named measurements"),
+        (document(targets=[]), None, "its targets are no object"),
     ],
 )
 def test_documents_that_cant_be_used(content: Any, target: str | None, text: str) -> None:
@@ -151,9 +155,27 @@ def test_a_target_is_chosen_by_name_or_by_what_it_has() -> None:
     assert measured_of(document(targets=targets), "x", "b").read_gb_s == 7
 
 
-def test_zero_is_no_measurement() -> None:
+@pytest.mark.parametrize("value", [0, float("inf"), float("nan")])
+def test_no_number_is_no_measurement(value: float) -> None:
     with pytest.raises(InputError, match="none of"):
-        measured_of(document([row("memory.read.gpu0", 0)]), "x")
+        measured_of(document([row("memory.read.gpu0", value)]), "x")
+
+
+def test_a_gpu_that_was_not_measured_is_still_one(measured: Any) -> None:
+    """Seven of eight would make it tp 7, and a refusal that nobody understands."""
+    rows = [row("memory.read.gpu3", None, "error") if each["name"] == "memory.read.gpu3" else each for each in ROWS]
+    found = measured(rows=rows)
+    assert (found.tp, inputs(found)["memory of one GPU"].why) == (8, "memory.read.gpu0, the slowest of 7")
+    assert "not measured, so not used: memory.read.gpu3, p2p.ce.2-3" in found.notes
+
+
+def test_the_assumed_latency_is_that_of_the_links() -> None:
+    """27.5 us are PCIe's: over NVLink a server would be faster than such a ceiling."""
+    name = "one all-reduce of a token"
+    pcie, nvlink = inputs(glm())[name], inputs(glm("--hardware", "h200"))[name]
+    assert (pcie.value, nvlink.value, nvlink.source) == (27.5, 6, "assumed")
+    assert "NVLink" in nvlink.why
+    assert inputs(glm("--hardware", "h200", "--mode", "incident"))[name].value == 10
 
 
 def test_a_gpu_without_a_format_multiplies_in_a_wider_one() -> None:

@@ -146,6 +146,13 @@ def test_experts_in_a_model_that_has_none_are_not_overlooked(tmp_path: Path) -> 
         ({**DENSE, "layer_types": ["linear_attention"] * 4}, "layer_types has linear_attention, of which only"),
         ({**DENSE, "layer_types": ["full_attention"]}, "layer_types has 1 entries for 4 layers"),
         ({**EXPERTS, "num_experts_per_tok": 17}, "17 experts for a token, of 16"),
+        ({**EXPERTS, "num_local_experts": 8}, "num_experts = 16, num_local_experts = 8: they name the same number"),
+        ({**EXPERTS, "decoder_sparse_step": 0}, "decoder_sparse_step is '0'"),
+        ({**EXPERTS, "moe_layer_freq": [0, 1, 1, 1]}, "moe_layer_freq is '[0, 1, 1, 1]'"),
+        ({**EXPERTS, "mlp_only_layers": 3}, "mlp_only_layers is '3', expected a list of layers' numbers"),
+        ({**EXPERTS, "head_dim": 0}, "head_dim is '0'"),
+        ({**DENSE, "num_key_value_heads": 0}, "num_key_value_heads is '0'"),
+        ({**DENSE, "torch_dtype": {"text_config": "bfloat16"}}, "is not understood: bfloat16"),
         ({"architectures": ["KimiK25ForConditionalGeneration"]}, "without text_config"),
     ],
 )
@@ -153,10 +160,39 @@ def test_configs_that_make_no_sense(tmp_path: Path, config: dict[str, Any], text
     assert text in refusal(tmp_path, config)
 
 
+def test_what_is_missing_and_guessed_is_named(tmp_path: Path) -> None:
+    """The model's own code takes something else there: 3 dense layers, a shared expert, heads of 128."""
+    deepseek = dict(load(preset_path("deepseek-v3")).text)
+    for name in ("first_k_dense_replace", "n_shared_experts", "q_lora_rank"):
+        lacking = {key: value for key, value in deepseek.items() if key != name}
+        assert f"{name} is missing in the config: taken as 0" in model(tmp_path, lacking).notes
+    assert model(tmp_path, {**deepseek, "q_lora_rank": None}).notes == ()
+    heads = {key: value for key, value in EXPERTS.items() if key not in ("head_dim", "num_key_value_heads")}
+    assert model(tmp_path, heads).notes == (
+        "head_dim is missing in the config: taken as 64",
+        "num_key_value_heads is missing in the config: taken as 16",
+    )
+
+
+def test_what_transformers_5_calls_otherwise(tmp_path: Path) -> None:
+    config = {key: value for key, value in EXPERTS.items() if key not in ("num_experts", "torch_dtype")}
+    found = model(tmp_path, {**config, "num_local_experts": 16, "dtype": "torch.bfloat16"})
+    assert found == model(tmp_path, EXPERTS)
+
+
 def test_a_sliding_window_is_named(tmp_path: Path) -> None:
     found = model(tmp_path, {**DENSE, "sliding_window": 4096})
     assert "sliding window (4096): the KV cache is counted as if" in found.notes[0]
     assert model(tmp_path, {**DENSE, "sliding_window": 4096, "use_sliding_window": False}).notes == ()
+
+
+def test_a_model_in_the_cache_of_the_hub_has_its_own_name(tmp_path: Path) -> None:
+    blob, link = (tmp_path / "models--org--Small-1B" / name for name in ("blobs/0a1b", "snapshots/6f3c/config.json"))
+    for path in (blob, link):
+        path.parent.mkdir(parents=True)
+    blob.write_text(json.dumps(DENSE))
+    link.symlink_to(blob)
+    assert ask("--config", str(link)).shape.title == "Small-1B"
 
 
 def test_files_that_are_no_configs(tmp_path: Path) -> None:

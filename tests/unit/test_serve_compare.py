@@ -18,6 +18,7 @@ from gpuhost_cli.serve_compare import (
     compare,
     incomparable,
     interval,
+    too_few,
     verdict_of,
     with_comparison,
 )
@@ -166,6 +167,15 @@ def test_verdicts(middle: float, half: float, more_is_better: bool) -> None:
 )
 def test_what_can_be_compared(parameters: Parameters, levels: tuple[int, ...], why: str) -> None:
     assert incomparable(as_dict(check({1: streams(2, 100, 1)})), parameters, levels) == why
+
+
+@pytest.mark.parametrize(
+    ("complete", "answers", "enough"),
+    [(True, {1: 12, 2: 4}, True), (True, {1: 9}, False), (True, {2: 100, 3: 100}, False), (False, {1: 12}, False)],
+)
+def test_a_comparison_that_could_say_nothing_is_refused(complete: bool, answers: dict[int, int], enough: bool) -> None:
+    before = check({1: streams(12, 100, 1), 2: streams(9, 100, 1)}, complete=complete)
+    assert too_few(before, answers) == ("" if enough else "no level has 10 answers in both runs: --requests 10")
 
 
 def test_differences_beside_the_figures_are_named() -> None:

@@ -109,6 +109,22 @@ def test_one_answer_that_ends_earlier_is_no_damage_by_itself() -> None:
     assert found.cause is None
     assert found.rows[-1].verdict == "differs"
     assert found.rows[-1].sentence == "parts after 50 of 64 tokens"
+    assert found.sentence.endswith("; 1 part where the lead of the first choice is not known")
+
+
+def test_an_answer_that_ends_where_the_model_was_sure_to_go_on_is_damage() -> None:
+    """The end token was chosen there, whether the server lists it or not."""
+    short = replace(answer(words=WORDS[:3]), finish="stop")
+    found = against([answer()] * 8, [answer()] * 7 + [short])
+    assert found.cause == "serve.golden_differs"
+    assert found.rows[-1].sentence == "parts after 3 of 64 tokens, lead 4.00 nats"
+    assert against([answer(lead=0.4)] * 8, [short] * 8).rows[0].verdict == "near tie"
+
+
+def test_an_end_token_that_is_no_longer_listed_is_no_damage() -> None:
+    before = replace(answer(words=(*WORDS[:5], "<end>")), text="".join(WORDS[:5]), finish="stop")
+    after = replace(answer(words=WORDS[:5]), finish="stop")
+    assert against([before] * 8, [after] * 8).cause is None
 
 
 def stream(text: str, tokens: tuple[str, ...] = ()) -> Stream:

@@ -96,6 +96,7 @@ def test_a_clean_run_says_nothing_but_how_few_there_are() -> None:
     [
         (said(level(stream(), stream(tokens=4))), "1 of 2 answers ended before 11 tokens (the server passes over ig"),
         (said(level(stream(tokens=4)), dialect=Dialect(ignore_eos=False)), "(the server refuses ignore_eos)"),
+        (said(level(stream(tokens=12))), "1 of 1 answers have more than 11 tokens: the server passes over max_tokens"),
         (said(level(stream()), dialect=Dialect(refused="no such field")), "asked without it: no such field"),
         (said(level(stream()), dialect=Dialect(done=False)), "without [DONE]"),
         (said(level(replace(stream(), tokens_by="chunks"))), "no usage from this server: each chunk with text was"),

@@ -92,6 +92,28 @@ def test_the_end_token_has_a_time_where_it_is_counted() -> None:
     assert answer([*reads, end[0], end[2]]).tpot_s == pytest.approx(0.1)  # neither is counted without usage
 
 
+@pytest.mark.parametrize("running", [True, False])
+def test_special_tokens_past_the_end_have_their_time(running: bool) -> None:
+    """vLLM with ignore_eos: 20 words, then 108 tokens whose text is left out, 0.1 s each. It was 15 ms a token."""
+    finish = [None] * 127 + ["length"]
+    reads = [(100.01, ROLE)]
+    for number in range(128):
+        text = f" w{number}" if number < 20 else ""
+        reads.append((100.5 + number * 0.1, chunk(text, number + 1 if running else None, finish[number])))
+    found = answer([*reads, (113.2, usage(128)), (113.2, DONE)])
+    assert found.tpot_s == pytest.approx(0.1)
+    assert (found.output_tokens, found.ttft_s) == (128, pytest.approx(0.5))
+    assert len(found.gaps_s) == (127 if running else 19)
+
+
+def test_a_token_without_text_before_the_first_text_is_no_output() -> None:
+    """A reasoning parser swallows <think>; the tokens before count as those of the first arrival."""
+    reads = [(100.4, chunk("", 1)), (100.5, chunk(" a", 2)), (100.6, chunk(" b", 3, "length")), (100.6, DONE)]
+    found = answer(reads)
+    assert (found.ttft_s, found.first_tokens) == (pytest.approx(0.5), 2)
+    assert found.tpot_s == pytest.approx(0.1)
+
+
 def test_one_token_has_no_tpot() -> None:
     assert answer(plain(1)).tpot_s is None
 

@@ -83,6 +83,21 @@ def test_an_older_nsight_export_lacks_columns(tmp_path):
     assert trace.calls.kind[0] != LAUNCH
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE CUPTI_ACTIVITY_KIND_MEMCPY SET dstKind = NULL",
+        "ALTER TABLE CUPTI_ACTIVITY_KIND_MEMCPY RENAME COLUMN dstKind TO of_a_later_version",
+    ],
+)
+def test_memory_of_an_unknown_kind_is_not_called_pageable(tmp_path, change):
+    path = nsight(tmp_path / "r.sqlite")
+    with sqlite3.connect(path) as base:
+        base.execute(change)
+    base.close()
+    assert "Memcpy DtoH" in trace_nsys.read(path, NONE_TOLD).names
+
+
 def test_a_graph_as_a_whole(tmp_path):
     path = tmp_path / "r.sqlite"
     with sqlite3.connect(path) as base:

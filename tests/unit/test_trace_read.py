@@ -140,6 +140,19 @@ def test_a_torch_trace(tmp_path):
     assert {plain.ops.kind[row] for row in range(len(plain.ops))} == {KERNEL, MEMCPY}
 
 
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("1764520000-TP-3.trace.json.gz", "rank 3"),
+        ("dp1_pp0_tp0_dcp0_ep1_rank5.1764.pt.trace.json", "rank 5"),
+        ("model-tp8-bs1.json", ""),
+        ("http2.json", ""),
+    ],
+)
+def test_a_rank_by_the_files_name(tmp_path, name, rank):
+    assert trace_torch.read(write(tmp_path, Plan(steps=3), name), NONE_TOLD).rank == rank
+
+
 def test_ranks_of_a_merged_trace_stay_apart(tmp_path):
     """SGLang's merger puts the rank before each process; correlations count anew in each."""
     events = []
@@ -179,12 +192,16 @@ def test_ranks_of_a_merged_trace_stay_apart(tmp_path):
 
 def test_events_that_can_not_be_used_are_counted(tmp_path):
     good = {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1, "dur": 1, "args": {"device": 0}}
+    call = {**good, "cat": "cuda_runtime", "name": "cudaLaunchKernel"}
     bad = [{**good, "ts": "soon"}, {**good, "args": {"device": "x"}}, {"ph": "X", "cat": "kernel"}]
+    bad += [{**item, **more} for item in (good, call) for more in ({"dur": 1e300}, {"args": {"correlation": 10**20}})]
+    bad += [{**good, "cat": ["kernel"]}]
     path = tmp_path / "t.json"
-    path.write_text(json.dumps({"traceEvents": [*bad, good]}))
+    path.write_text(json.dumps({"traceEvents": [*bad, good, call]}))
     trace = trace_torch.read(path, NONE_TOLD)
-    assert len(trace.ops) == 1
-    assert trace.notes == ["3 events without a usable time, GPU or correlation were left out"]
+    # Half a row of a damaged one would shift the columns of all that follow.
+    assert {len(column) for table in (trace.ops, trace.calls) for column in vars(table).values()} == {1}
+    assert trace.notes == ["8 events without a usable time, GPU or correlation were left out"]
 
 
 @pytest.mark.parametrize("name", ["cut.json", "cut.json.gz"])
@@ -217,6 +234,9 @@ def test_a_packed_file_with_a_damaged_middle(tmp_path):
         ("step[EXTEND bs=1 toks=107]", True),
         ("execute_context_0(0)_generation_4(4)", True),
         ("execute_context_1(512)_generation_0(0)", True),
+        ("execute_new_0_cached_4", True),
+        ("execute_new_2_cached_4", True),
+        ("execute_new_request", False),
         ("nccl:all_reduce", False),
         ("mine 3", True),
     ],

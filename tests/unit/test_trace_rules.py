@@ -123,6 +123,13 @@ def test_copies_to_the_host_in_the_step(tmp_path):
     assert codes(host_copies(tmp_path, 40, 500, "Memcpy DtoD (Device -> Device)")) == []
 
 
+def test_a_cache_that_is_copied_without_a_kernel(tmp_path):
+    """torch copies what has one type and layout by cudaMemcpyAsync."""
+    found = host_copies(tmp_path, 8, 120_000, "Memcpy DtoD (Device -> Device)")
+    assert codes(found) == ["trace.cast"]
+    assert found.findings[0].percent == pytest.approx(100 * 960 / 1790.7, abs=2)
+
+
 def test_sampling_on_the_cpu(tmp_path):
     """An operator that launches something is the GPU's work; one that does not is the CPU's."""
     found = {}
@@ -143,6 +150,26 @@ def test_sampling_on_the_cpu(tmp_path):
 
 
 # --- several ranks, and power
+
+
+def test_sampling_of_other_ranks_in_a_merged_trace_is_not_added_up(tmp_path):
+    """Eight ranks that sample 30 us a step each, one after the other: 3.5 % of 866 us, not 28."""
+    events, plan = [], Plan(steps=8, host=60_000)
+    for rank in range(8):
+        writer, now = Writer(), BASE_NS
+        for number in range(plan.steps):
+            begin, now = now, step(writer, plan, now, number)
+            writer.host("cpu_op", "aten::multinomial", begin + 100_000 + rank * 80_000, 30_000)
+        for pid in ("4711", "0"):
+            writer.events = [item.replace(f'"pid": {pid},', f'"pid": "[TP0{rank}] {pid}",') for item in writer.events]
+        events += writer.events
+    path = tmp_path / "merged.json"
+    path.write_text(frame(events, plan))
+    found = report(path)
+    assert codes(found) == []
+    launches = [gpu.launches for gpu in found.gpus]
+    assert [item.cpu_sampling_percent for item in launches] == pytest.approx([100 * 30 / 866] * 8, rel=0.05)
+    assert [item.synchronisations for item in launches] == pytest.approx([1] * 8, abs=0.2)
 
 
 def test_the_rank_that_the_others_wait_for(tmp_path):

@@ -28,10 +28,15 @@ def server(answers=None, delay=0.0):
             time.sleep(delay)
             status, text = answers.get(self.path, (200, "ok"))
             self.send_response(status)
+            if 300 <= status < 400:
+                self.send_header("Location", "/login")
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             with suppress(BrokenPipeError):  # the client gave up, which is what a test is about
                 self.wfile.write(text.encode())
+
+        def do_GET(self):
+            self.do_POST()
 
         def log_message(self, *_):
             pass
@@ -90,6 +95,7 @@ def test_vllm_is_started_and_stopped(capsys, monkeypatch):
         ("vllm", (404, "{}"), "profiling is not enabled: start vLLM with VLLM_TORCH_PROFILER_DIR=/a/folder"),
         ("vllm", (404, "{}"), "torch_profiler_dir"),
         ("sglang", (404, "{}"), "HTTP 404: SGLang has this route always: is it another server, or a router?"),
+        ("sglang", (302, ""), "HTTP 302: redirected to /login: name the server itself"),
         ("sglang", (401, "no"), "HTTP 401: the server wants an API key: --api-key-env NAME"),
         (
             "sglang",
@@ -181,6 +187,10 @@ def test_a_proxy_is_not_asked(capsys, monkeypatch):
     [
         (["--server", "gpu1:30000"], "--server gpu1:30000: expected an address as http://gpu1:30000"),
         (["--server", "file:///etc/passwd", "--engine", "vllm"], "expected an address as http://gpu1:30000"),
+        (["--server", "http://[::1", "--engine", "vllm"], "expected an address as http://gpu1:30000"),
+        (["--server", "http://gpu1:99999999", "--engine", "vllm"], "expected an address as http://gpu1:30000"),
+        (["--server", "http://gpu1:1", "--engine", "vllm", "--output-dir", "/x"], "--output-dir is SGLang's"),
+        (["--server", "http://gpu1:1", "--engine", "vllm", "--timeout", "-1"], "--timeout -1: expected more than 0"),
         (["--server", "http://gpu1:1"], "--engine is missing: sglang or vllm"),
         (["--server", "http://gpu1:1", "--engine", "vllm", "--num-steps", "3"], "--num-steps is SGLang's"),
         (["--server", "http://gpu1:1", "--engine", "sglang", "--num-steps", "0"], "--num-steps 0: expected 1 or more"),
@@ -199,6 +209,30 @@ def test_options_that_do_not_go_together(capsys, arguments, words):
     status, _, err = run(capsys, *arguments)
     assert status == 2
     assert words in err
+
+
+@pytest.mark.parametrize("key", ["sk-hidden two", "sk-hidden\u20ac", "sk-hidden\nX-Other: 1"])
+def test_a_key_that_is_none_is_refused_without_showing_it(capsys, monkeypatch, key):
+    monkeypatch.setenv("OUR_KEY", key)
+    with server() as (url, asked):
+        status, out, err = run(capsys, "--server", url, "--engine", "vllm", "--api-key-env", "OUR_KEY")
+    assert (status, asked) == (2, [])
+    assert "--api-key-env OUR_KEY: it holds no key: one word is expected" in err
+    assert "sk-hidden" not in out + err
+
+
+def test_the_line_end_of_a_key_is_no_part_of_it(capsys, monkeypatch):
+    monkeypatch.setenv("OUR_KEY", "secret-1\n")
+    with server() as (url, asked):
+        assert run(capsys, "--server", url, "--engine", "sglang", "--api-key-env", "OUR_KEY")[0] == 0
+    assert asked[0][2] == "Bearer secret-1"
+
+
+def test_a_password_in_the_address_is_refused_without_showing_it(capsys):
+    status, _, err = run(capsys, "--server", "http://me:hidden@gpu1:1", "--engine", "vllm")
+    assert status == 2
+    assert "--server holds a user or a password" in err
+    assert "hidden" not in err
 
 
 def test_where_is_said_for_each_engine():

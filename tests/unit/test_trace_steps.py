@@ -70,12 +70,58 @@ NAMES = {
     "void flashinfer::sampling::TopKTopPSamplingFromProbKernel<1024u>": "sampling",
     "fbgemm_gpu::jagged_2d_to_dense_kernel": "other",
     "my_own_kernel": "other",
+    # A GEMM with the activation in its epilogue.
+    "bmm_E4m3_E4m3E4m3_Fp32_t128x8x256_s6_m128x8x32_rM_TN_transOut_bN_tma_clmp_swiGlu_dynB_sm100f": "gemm_fp8",
+    "bmm_Bfloat16_MxInt4Bfloat16_castBfloat16_Fp32_t128x32x256u2_rM_BN_transOut_clmp_swiGlu_dynB_sm100f": "gemm_w4",
+    "_matmul_ogs_NNT_bf16xbf16xmxfp4_16x256x128x1_swiglu": "gemm_fp4",
+    "cutlass::Kernel<cutlass::gemm::kernel::GemmUniversal<cutlass::bfloat16_t, epilogue::thread::SiLu>>": "gemm_bf16",
+    "cutlass::Kernel<cutlass::gemm::kernel::GemmFpAIntB<half_t, uint4b_t, (cutlass::WeightOnlyQuantOp)1>>": "gemm_w4",
+    "cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cutlass::int4b_t, float_e4m3_t>>": "gemm_w4",
+    "_w8a8_triton_block_scaled_mm": "gemm_fp8",
+    # What only has a GEMM library's name in it.
+    "void deep_gemm::transpose_fp32<512u, 64u, 56u>(float const*, float*, unsigned int)": "quantise",
+    "void deep_gemm::transpose_and_pack_fp32_into_ue8m0<512u, 48u, 56u>": "quantise",
+    "void deep_gemm::smxx_clean_logits<2048u>": "attention",
+    "void moe_fused_gate_kernel<cutlass::bfloat16_t>": "moe",
+    "void moe::dev::finalize::finalizeKernelVecLoad<KernelParams<cutlass::bfloat16_t>>": "moe",
+    "void tensorrt_llm::kernels::cutlass_kernels::fusedBuildExpertMapsSortFirstTokenKernel<256, 4, 8>": "moe",
+    "_fwd_kernel_ep_scatter_1": "moe",
+    # A sparse attention's indexer: no sampling, no cast, no quantisation beside a GEMM.
+    "void vllm::topKPerRowDecode<512, true>(float const*, int const*, int*)": "attention",
+    "void vllm::indexer_k_quant_and_cache_kernel<__nv_bfloat16, unsigned char>": "attention",
+    "_convert_req_index_to_global_index_kernel": "attention",
+    "_fwd_kernel": "attention",
+    "reduce_segments": "attention",
+    "void flashinfer::SinglePrefillWithKVCacheKernel<...>": "attention",
+    "void flashinfer::PODWithKVCacheTensorKernel<>": "attention",
+    "void tensorrt_llm::kernels::applyMLARopeAndAssignQKVKernelGeneration<__nv_bfloat16>": "attention",
+    "void vllm::segmented_max_reduction<c10::BFloat16, c10::Float8_e4m3fn>": "quantise",
+    "void per_tensor_absmax_kernel<__nv_bfloat16>": "quantise",
+    # Inductor's names have views in them.
+    "triton_poi_fused__to_copy_view_3": "cast",
+    "triton_poi_fused_clone_permute_3": "cast",
+    "triton_poi_fused_add_cat_mul_sub_transpose_2": "norm",
+    "triton_poi_fused_add_permute_view_3": "norm",
+    "triton_poi_fused_split_with_sizes_tanh_2": "norm",
+    "triton_red_fused_argmax_0": "sampling",
 }
 
 
 @pytest.mark.parametrize(("name", "key"), NAMES.items())
 def test_classes(name, key):
     assert Classes().of(name, KERNEL) == key
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("Memcpy DtoD (Device -> Device)", "cast"),
+        ("Memcpy HtoD (Pinned -> Device)", "memcpy"),
+        ("Memcpy PtoP (Device -> Device)", "memcpy"),
+    ],
+)
+def test_a_copy_within_a_gpu_is_one_whether_a_kernel_does_it_or_not(name, key):
+    assert Classes().of(name, MEMCPY) == key
 
 
 def test_every_class_has_a_title():
@@ -103,13 +149,14 @@ def test_a_class_of_ones_own_comes_first():
         (Plan(marks="ProfilerStep#{}"), "profiler", "certain"),
         (Plan(graph=False, marks="step[DECODE bs={}]"), "span", "certain"),
         (Plan(graph=False, marks="execute_context_0(0)_generation_{}(1)", steps=9), "span", "certain"),
+        (Plan(graph=False, marks="execute_new_0_cached_{}", steps=9), "span", "certain"),
     ],
 )
 def test_the_same_steps_however_they_are_found(tmp_path, plan, method, certainty):
     steps, found = read(write(tmp_path, plan))
     assert (steps.method, steps.certainty) == (method, certainty)
     # The first of vLLM's spans generates nothing (generation_0), which is no decode step.
-    skipped = 1 if "generation" in plan.marks else 0
+    skipped = 1 if plan.marks.startswith("execute") else 0
     assert steps.count == plan.steps - 1 - skipped
     assert steps.left_out[-1] == "the last one, whose end is not in the trace"
     for key, share in plan.truth().items():
@@ -164,7 +211,7 @@ def test_a_pause_between_requests_is_no_step(tmp_path):
     for number in range(plan.steps):
         now = step(writer, plan, now, number) + (3_000_000_000 if number == 4 else 0)
     steps, found = read(written(tmp_path / "t.json", frame(writer.events, plan)))
-    assert "1 that took more than 10 times the median (a pause)" in steps.left_out
+    assert "1 that took more than 10 times the median (a pause, or a prefill)" in steps.left_out
     assert found.idle.percent == pytest.approx(plan.truth()["idle"], abs=0.01)
 
 

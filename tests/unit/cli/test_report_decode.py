@@ -217,12 +217,77 @@ def test_a_ceiling_from_another_hosts_parts_is_refused(tmp_path: Path) -> None:
     assert "document-0.json was made from measurements of gpu-host-2, this is gpu-host-1" in part.refused
     document["notes"][-1] = f"measured: on {HOST} at 2026-11-30T01:00:00Z"
     assert part_of(made.folder(tmp_path / "own", document)).refused == ""
+    document["notes"][-1] = "measured: in llm-a at 2026-11-30T01:00:00Z"
+    inside = part_of(made.folder(tmp_path / "inside", document))
+    assert inside.refused == "", "a container's name is no host's"
+    document["notes"].pop()
+    sheet = part_of(made.folder(tmp_path / "sheet", document))
+    said = (
+        f"the ceiling has the numbers of a sheet ({document['machine']}), not this host's: gpuhost ceiling --measured"
+    )
+    assert (said in sheet.notes, said in inside.notes) == (True, False)
 
 
 def test_a_server_may_call_its_model_as_it_likes(tmp_path: Path) -> None:
     part = part_of(made.folder(tmp_path, CEILING, serve_document(AFTER, model="chat")))
     assert part.refused == ""
     assert "the server calls its model chat: taken to be GLM-5" in part.notes
+
+
+@pytest.mark.parametrize(
+    ("preset", "model", "note"),
+    [
+        ("deepseek-v3", "deepseek-ai/DeepSeek-V3-0324", ""),
+        ("deepseek-v3", "deepseek-ai/DeepSeek-V3.2", "taken to be DeepSeek-V3"),
+        ("kimi-k2", "moonshotai/Kimi-K2.5", "taken to be Kimi-K2"),
+        ("kimi-k2", "kimi_k2", ""),
+    ],
+)
+def test_another_version_of_a_model_is_not_that_model(tmp_path: Path, preset: str, model: str, note: str) -> None:
+    part = part_of(made.folder(tmp_path, ceiling_document("--preset", preset), serve_document(AFTER, model=model)))
+    assert part.refused == ""
+    said = [each for each in part.notes if each.startswith("the server calls its model")]
+    assert said == ([f"the server calls its model {model}: {note}"] if note else [])
+
+
+def test_prompts_of_another_size_than_the_context_are_said(tmp_path: Path) -> None:
+    long = ceiling_document("--preset", "glm-5", "--context", "32768")
+    part = part_of(made.folder(tmp_path, long, serve_document(AFTER)))
+    wanted = "the server's prompts had about 300 tokens, the ceiling a context of 32768: gpuhost ceiling --context 300"
+    assert wanted in part.notes
+    with_parts = part_of(made.folder(tmp_path / "parts", CEILING, decode_document(), serve_document(AFTER)))
+    assert "the server's prompts had about 300 tokens, the parts a context of 4096" in with_parts.notes
+    short = part_of(made.folder(tmp_path / "short", ceiling_document("--preset", "glm-5"), serve_document(AFTER)))
+    assert not any("prompts had" in note for note in short.notes), "300 tokens are nothing beside the weights"
+
+
+@pytest.mark.parametrize("version", [2, None, "1"])
+def test_documents_of_another_version_are_left_out_and_named(tmp_path: Path, version: Any) -> None:
+    documents = [CEILING, decode_document(), serve_document(AFTER)]
+    for number, document in enumerate(documents):
+        newer = [{**each, "schema_version": version} if each is document else each for each in documents]
+        part = part_of(made.folder(tmp_path / str(number), *newer))
+        said = f"document-{number}.json is left out: version {version} of {document['schema']}, this gpuhost reads 1"
+        assert said in part.notes
+        assert len(part.sources) == 2
+        assert len([line for line in part.absent if line.startswith("no ")]) == 1
+    alone = part_of(made.folder(tmp_path / "alone", {**CEILING, "schema_version": version}))
+    assert dict(alone.lines)["Where"] == "Nothing was measured, and there is no ceiling."
+    assert report.render_html(report.build(tmp_path / "alone" / made.RUN_ID)).count("is left out: version") == 1
+
+
+def test_no_text_of_a_document_is_markup(tmp_path: Path) -> None:
+    bad = "<script>x</script> | `y` **z**"
+    document, after = copy.deepcopy(CEILING), made.compared(serve(BEFORE), serve(AFTER, 1.1, label=bad, model=bad))
+    document["shape"]["title"] = document["machine"] = document["terms"][0]["title"] = bad
+    for change in after["comparison"]["changes"]:
+        change["verdict"] = bad
+    built = report.build(made.folder(tmp_path, document, after))
+    assert "<script" not in report.render_html(built)
+    page = report.render_markdown(built)
+    assert "script" in page
+    assert "<script" not in page.replace(r"\<", "")
+    assert " | `y" not in page
 
 
 def test_a_config_without_a_name_agrees_by_its_layers(tmp_path: Path) -> None:
@@ -269,6 +334,12 @@ def test_more_than_the_ceiling_is_called_so(tmp_path: Path) -> None:
     report.write(folder)
     assert "Above 100 %" in (folder / "report.html").read_text()
     assert "above the ceiling" in (folder / "report.md").read_text()
+    said = dict(part_of(folder).lines)["Unexplained"]
+    assert said.endswith(
+        "Below zero: faster than the ceiling: one of its inputs is wrong (precision, rates), or the server speculates."
+    )
+    parts = part_of(made.folder(tmp_path / "parts", CEILING, decode_document(), serve_document(AFTER, 0.05)))
+    assert "Below zero: faster than the parts" in dict(parts.lines)["Unexplained"]
 
 
 def test_a_concurrency_without_a_ceiling_has_no_efficiency(tmp_path: Path) -> None:
@@ -279,6 +350,26 @@ def test_a_concurrency_without_a_ceiling_has_no_efficiency(tmp_path: Path) -> No
         assert (row.efficiency is None) == (concurrency not in known)
     page = (report.write(tmp_path / made.RUN_ID), (tmp_path / made.RUN_ID / "report.html").read_text())[1]
     assert ("gpuhost ceiling --concurrency N" in page) == (not set(rows) <= known)
+
+
+def test_a_picture_of_streams_that_have_no_ceiling_says_so(tmp_path: Path) -> None:
+    """serve-check without one stream: the picture is of the fewest that it has."""
+    part = part_of(made.folder(tmp_path, CEILING, serve_document(AFTER, tpot={48: 200.0})))
+    assert part.picture is not None
+    assert (part.picture.batch, part.picture.ceiling_ms) == (48, None)
+    assert "no ceiling with 48 streams: gpuhost ceiling --concurrency 48" in part.absent
+
+
+def test_a_server_that_gave_no_second_token_has_no_live_figure(tmp_path: Path) -> None:
+    document = serve_document(AFTER)
+    for level in document["levels"]:
+        level["tpot_ms"], level["answers"] = None, []
+    folder = made.folder(tmp_path, CEILING, document)
+    part = part_of(folder)
+    assert "no live figure with one stream: serve-check measured nothing" in part.absent
+    assert dict(part.lines)["Unexplained"].startswith("Not known")
+    assert all(row.decoding_tok_s is None and row.efficiency is None for row in part.batches)
+    report.write(folder)
 
 
 def test_both_runs_after_the_roll_say_nothing_about_it(tmp_path: Path) -> None:

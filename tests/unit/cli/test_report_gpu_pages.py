@@ -72,12 +72,13 @@ def test_the_pages_are_whole(tmp_path: Path) -> None:
 
 def test_text_of_a_gpu_can_not_become_markup(slow: Path) -> None:
     nasty = "<script>alert(1)</script> | x"
-    for name, keys in (("verdict", ("observed", "limit", "name", "target")), ("measurements", ("name",))):
+    for name, keys in (("verdict", ("observed", "limit", "name", "target", "unit")), ("measurements", ("name",))):
         path = slow / runs.HOST / f"{name}.json"
         document = json.loads(path.read_text())
         rows = document.get("comparisons") or document["targets"]["host"]["measurements"]
         for row in rows[:3]:
-            row.update(dict.fromkeys(keys, nasty), detail={"message": nasty, "gpus": {"after": [{"uuid": nasty}]}})
+            gpu = {"uuid": nasty, "ordinal": nasty}
+            row.update(dict.fromkeys(keys, nasty), detail={"message": nasty, "gpus": {"after": [gpu]}})
         document["notes"] = [nasty]
         path.write_text(json.dumps(document))
     html, markdown = pages(slow)

@@ -135,8 +135,9 @@ def test_with_copies_compares_and_remembers(tmp_path: Path, capsys: pytest.Captu
         path.unlink()
     assert main(["report", str(folder)]) == 0
     assert (folder / "report.html").read_bytes() == first
-    again = write(given / "b.json", serve_document(BEFORE))
-    assert main(["report", str(folder), "--with", str(again)]) == 0
+    again = [write(given / "b.json", serve_document(BEFORE)), write(given / "a.json", serve_document(AFTER, 1.1))]
+    for _ in range(2):
+        assert main(["report", str(folder), "--with", *map(str, again)]) == 0
     assert len(list((folder / HOST).iterdir())) == 4, "what is there already is not copied again"
 
 

@@ -103,7 +103,7 @@ def a_run(config=GQA, **changes):
     gpus = some_gpus(report, api=Api(driver_version=lambda: 13000, free_bytes=lambda: 8 << 30), count=1)
     bench = CpuBench(torch, gpus, gpus.gpus[0])
     bench.open()
-    run = Run(wanted, model, Parts(report, "decode", "parts", "x"), bench, CpuClock(), decode.tag_of(model, wanted))
+    run = Run(wanted, model, Parts(report, "decode", "figures", "x"), bench, CpuClock(), decode.tag_of(model, wanted))
     return run, report
 
 
@@ -123,6 +123,11 @@ def check(monkeypatch, config=GQA, *, free=8 << 30, reduced=None, module=torch, 
         monkeypatch.setattr(decode_reduce, "measure", lambda *_: reduced)
     decode.check(wanted, report)
     check.report = report
+    return named(report)
+
+
+def named(report):
+    """Measurements by name, without the tag."""
     tag = next((each.name.rpartition(".")[2] for each in report.made if "-tp" in each.name), "")
     return {name.removesuffix(f".{tag}"): each for name, each in report.by_name.items()}
 

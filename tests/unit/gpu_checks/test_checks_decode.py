@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 from decode_fake import CONFIGS, GQA, MLA, ONE_RANK, CpuClock, check, torch
@@ -41,7 +42,7 @@ def one_thread(monkeypatch):
 def test_every_part_of_every_kind_of_model(monkeypatch, config):
     seen = check(monkeypatch, config, batch=3, reduced=ONE_RANK)
     whole = seen["decode"]
-    assert (whole.status, whole.cause, whole.unit) == ("measured", None, "parts")
+    assert (whole.status, whole.cause, whole.unit) == ("measured", None, "figures")
     found = {name[len("part.") + 7 :]: each for name, each in seen.items() if name.startswith("decode.part.")}
     assert set(found) == PARTS[config["name"]] | {"all_reduce"}
     measured = {name: each for name, each in found.items() if each.status == "measured"}
@@ -96,23 +97,28 @@ def test_a_step_that_can_not_be_watched(monkeypatch):
 def test_the_names_say_what_was_asked_for(monkeypatch):
     check(monkeypatch, GQA, tp=2, batch=2, reduced=ONE_RANK)
     names = {each.name for each in check.report.made}
-    assert "decode.step.tiny-tp2-b2-c24" in names
-    assert all(name == "decode" or name.endswith(".tiny-tp2-b2-c24") for name in names)
+    (step,) = (name for name in names if name.startswith("decode.step."))
+    assert re.fullmatch(r"decode\.step\.tiny_[0-9a-f]{8}-tp2-b2-c24", step)
+    tag = step.removeprefix("decode.step")
+    assert all(name == "decode" or name.endswith(tag) for name in names)
 
 
 def test_all_reduces_of_all_layers_stand_beside_the_step(monkeypatch):
     samples = Samples(9, 12.0, 11.0, 15.0)
     detail = {"mode": "graph"}
     one = Measurement("allreduce.graph.128", 12.0, "us", "x", "measured", None, 0.1, samples=samples, detail=detail)
-    seen = check(monkeypatch, GQA, tp=2, reduced=Reduced(one, None, 4, 128, 0.0))
+    seen = check(monkeypatch, GQA, tp=4, reduced=Reduced(one, None, 4, 128, 0.0))
     reduce = seen["decode.part.all_reduce"]
     assert (reduce.value, reduce.samples.p80) == (8 * 12.0, 8 * 15.0)  # two in each of 4 layers
     assert (reduce.detail["in_step"], reduce.detail["mode"]) == (False, "graph")
-    assert (reduce.detail["ranks_measured"], reduce.detail["ranks_wanted"]) == (4, 2)
+    assert (reduce.detail["ranks_measured"], reduce.detail["ranks_wanted"]) == (4, 4)
     whole = seen["decode"].detail
     assert whole["step_and_all_reduce_us"] == pytest.approx(seen["decode.step"].value + 96, abs=0.01)
     assert "part.all_reduce" not in whole["missing"]
     assert "all_reduce" not in {row["part"] for row in whole["parts"]}
+    whole = check(monkeypatch, GQA, tp=2, reduced=Reduced(one, None, 4, 128, 0.0))["decode"].detail
+    assert "step_and_all_reduce_us" not in whole
+    assert whole["notes"] == ["all-reduces were measured over 4 GPUs, not 2: not added to the step"]
 
 
 def test_an_all_reduce_that_hangs_is_an_error(monkeypatch):
@@ -149,6 +155,11 @@ def test_layers_that_do_not_fit_are_scaled_and_said(monkeypatch):
 
     monkeypatch.setattr(Part, "__init__", counting)
     whole = check(monkeypatch, MLA, reduced=ONE_RANK, clock=Counted)
+    # The dense layer is a little less than what is judged: of fewer layers it would be more.
+    own = whole["decode.part.mlp_down"].detail["read_bytes"] / whole["decode"].detail["read_bytes"]
+    monkeypatch.setattr(decode_step, "LEAST_SHARE", own * 1.01)
+    whole = check(monkeypatch, MLA, reduced=ONE_RANK, clock=Counted)
+    assert whole["decode.part.mlp_down"].unit == "us_shown"
     fits = decode_step.fitting
 
     def fewer(model, batch, context, room):
@@ -163,6 +174,9 @@ def test_layers_that_do_not_fit_are_scaled_and_said(monkeypatch):
     for name, each in whole.items():
         if name.startswith("decode.part.") and each.status == "measured":
             assert seen[name].value == pytest.approx(each.value, rel=1e-5), name
+            same = ("unit", "places", "read_bytes", "share_of_step")
+            units = [{"unit": those[name].unit, **those[name].detail} for those in (seen, whole)]
+            assert [units[0][key] for key in same] == [units[1][key] for key in same], name
     assert seen["decode.sum_of_step"].value == pytest.approx(1)
     assert seen["decode.unexplained"].value == pytest.approx(0, abs=0.1)
 

@@ -85,12 +85,17 @@ def breaking(monkeypatch, name, change):
     ("part", "target"),
     [
         ("o", "delta"), ("lm_head", "logits"), ("rms_norm", "x"), ("attention", "attended"),
-        ("experts_up", "expert_both"), ("experts_down", "expert_rows"),
+        ("experts_up", "expert_both"), ("experts_down", "expert_rows"), ("qkv", "qkv"), ("qk_norm", "keys"),
+        ("rope", "queries"), ("permute", "rows"), ("expert_act", "expert_inner"), ("combine", "delta"),
     ],
 )  # fmt: skip
 def test_a_wrong_result_is_no_figure(monkeypatch, part, target):
-    """An eighth too large: the step's values are still numbers."""
-    breaking(monkeypatch, part, lambda found, _: {**found, target: found[target] * 1.125})
+    """An eighth too large on the GPU, which computes in BF16: the step's values are still numbers."""
+
+    def larger(found, _values):
+        return {**found, target: found[target] * 1.125} if found[target].dtype == torch.bfloat16 else found
+
+    breaking(monkeypatch, part, larger)
     seen = check(monkeypatch, GQA, reduced=ONE_RANK)
     wrong = seen[f"decode.part.{part}"]
     assert (wrong.status, wrong.cause, wrong.value) == ("error", "decode.wrong_result", None)
@@ -106,6 +111,24 @@ def test_wrong_experts_are_found(monkeypatch):
     breaking(monkeypatch, "top_k", lambda found, _: {**found, "experts": (found["experts"] + 1) % 8})
     seen = check(monkeypatch, GQA, reduced=ONE_RANK)
     assert seen["decode.part.top_k"].cause == "decode.wrong_result"
+
+
+@pytest.mark.parametrize("name", ["order", "hit", "ends"])
+def test_a_wrong_order_of_experts_is_found(monkeypatch, name):
+    breaking(monkeypatch, "permute", lambda found, _: {**found, name: found[name].roll(1)})
+    seen = check(monkeypatch, GQA, batch=4, reduced=ONE_RANK)
+    assert seen["decode.part.permute"].cause == "decode.wrong_result"
+
+
+@pytest.mark.parametrize("config", [GQA, MLA], ids=lambda each: each["name"])
+def test_a_cache_that_is_not_written_is_found(monkeypatch, config):
+    real = Part.__init__
+
+    def made(self, name, how, reads, run, *rest, **more):
+        real(self, name, how, reads, (lambda own, values: {}) if name == "kv_write" else run, *rest, **more)
+
+    monkeypatch.setattr(Part, "__init__", made)
+    assert check(monkeypatch, config, reduced=ONE_RANK)["decode.part.kv_write"].cause == "decode.wrong_result"
 
 
 def test_what_is_no_number(monkeypatch):
@@ -191,6 +214,8 @@ def test_out_of_memory_of_torch_is_no_fault():
     run, _ = a_run()
     run.bench.torch = SimpleNamespace(cuda=SimpleNamespace(OutOfMemoryError=FullError))
     assert run.why(FullError("CUDA out of memory"), "x").cause == "decode.no_room"
+    for text in ("CUDA error: out of memory\nCompile with", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"):
+        assert run.why(RuntimeError(text), "x").cause == "decode.no_room"
 
 
 def test_what_takes_too_long_is_not_begun(monkeypatch):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
 
 from gpu_checks import registry
 from gpu_checks.decode import models as decode_models
-from gpu_checks.decode.models import PRESETS, BadModel, for_rank, load, model_of
+from gpu_checks.decode.check import tag_of
+from gpu_checks.decode.models import BadModel, for_rank, load, model_of
+from gpu_checks.decode.presets import PRESETS
 from gpu_checks.decode.stack import (
     ELEMENT,
     cache_shapes,
@@ -128,12 +131,61 @@ GOOD = {
         (json.dumps({**GOOD, "kv_lora_rank": 32}), "qk_nope_head_dim is missing"),
         (json.dumps({**GOOD, "num_experts": 8, "decoder_sparse_step": 0}), "no layer has experts"),
         (json.dumps({**GOOD, "vocab_size": None}), "vocab_size is missing"),
+        (json.dumps({**GOOD, "num_local_experts": 8, "num_experts_per_tok": 2}), "moe_intermediate_size is missing"),
+        (json.dumps({**GOOD, "linear_num_key_heads": 16}), "linear_num_key_heads: a kind of model"),
+        (json.dumps({**GOOD, "layer_types": ["linear_attention", "full_attention"]}), "linear_attention: a kind"),
+        (json.dumps({**GOOD, "num_key_value_heads": 3}), "4 heads can't share 3 heads of keys and values"),
+        (json.dumps({**GOOD, "num_key_value_heads": 0}), "4 heads can't share 0 heads"),
+        (json.dumps({**GOOD, "layer_types": 3}), "layer_types = 3 is no list"),
+        (json.dumps({**GOOD, "num_experts": 8, "num_experts_per_tok": 9}), "9 of 8 experts"),
+        (json.dumps({**GOOD, "num_experts": 8, "mlp_only_layers": 1}), "mlp_only_layers = 1 is no list"),
+        (json.dumps({**GOOD, "num_experts": 8, "mlp_layer_types": ["sparse"]}), "for each of 2 layers"),
+        (json.dumps({**GOOD, "partial_rotary_factor": "half"}), "partial_rotary_factor = 'half' is no share"),
     ],
 )
 def test_what_is_no_model_is_refused(text, said):
     with pytest.raises(BadModel) as caught:
         load(text)
     assert said in str(caught.value)
+
+
+def test_what_says_nothing_is_no_other_kind_of_model():
+    """Fields that a configuration class writes without using them."""
+    unused = {"num_local_experts": None, "shared_expert_intermediate_size": 0, "layer_types": ["full_attention"] * 2}
+    assert load(json.dumps({**GOOD, **unused})) == load(json.dumps(GOOD))
+
+
+def test_experts_as_transformers_5_counts_them():
+    config = config_of("qwen3-30b-a3b")
+    config["num_local_experts"] = config.pop("num_experts")
+    assert (load(json.dumps(config)).experts, load(json.dumps(config)).sparse) == (128, 48)
+
+
+def test_layers_with_experts_are_named_one_by_one():
+    moe = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    found = load(json.dumps({**GOOD, **moe, "mlp_layer_types": ["dense", "sparse"]}))
+    assert (found.dense, found.sparse) == (1, 1)
+
+
+@pytest.mark.parametrize("window", [{"sliding_window": 4096}, {"layer_types": ["sliding_attention", "full_attention"]}])
+def test_a_sliding_window_is_said(window):
+    assert "sliding windows are left out" in load(json.dumps({**GOOD, **window})).notes[0]
+    assert load(json.dumps({**GOOD, "sliding_window": 4096, "use_sliding_window": False})).notes == ()
+
+
+def test_two_configs_without_a_name_have_names_of_their_own():
+    """Else the second model would be held against the first one's baseline."""
+
+    def tag(**changes):
+        text = json.dumps({**GOOD, **changes})
+        return tag_of(for_rank(load(text), 2), registry.Options(model=text, tp=2))
+
+    assert tag() == tag(rope_theta=5e5, torch_dtype="bfloat16")
+    assert re.fullmatch(r"config_[0-9a-f]{8}-tp2-b1-c4096", tag())
+    others = [tag(), tag(hidden_size=128), tag(num_hidden_layers=3), tag(intermediate_size=256), tag(vocab_size=98)]
+    assert len(set(others)) == len(others)
+    preset = for_rank(load("glm-5"), 8)
+    assert tag_of(preset, registry.Options(model="glm-5", tp=8)) == "glm-5-tp8-b1-c4096"
 
 
 def test_a_file_is_called_by_its_folder(tmp_path):

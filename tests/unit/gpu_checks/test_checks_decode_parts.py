@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
-from decode_fake import GQA, SPARSE, CpuClock, torch
+from decode_fake import GQA, SPARSE, CpuClock, a_run, torch
 
 from gpu_checks.decode.attention import angles, turn
 from gpu_checks.decode.graph import Timed, copies_of, host_us, in_graph, repeats_for, time_part
@@ -12,6 +14,7 @@ from gpu_checks.decode.models import for_rank, model_of
 from gpu_checks.decode.part import Part, Place, Seen
 from gpu_checks.decode.proof import error_of, wrong
 from gpu_checks.decode.stack import Maker, build, fitting
+from gpu_checks.decode.step import attention_of
 from gpu_checks.measurement import Samples
 
 MIB = 1 << 20
@@ -123,10 +126,49 @@ def test_both_ways_of_experts_agree():
     assert wrong(model, places["experts_up"])[0] < 2**-6
 
 
+def a_torch(product):
+    """torch whose GPU is the CPU."""
+
+    def zeros(shape, dtype, device):
+        return torch.zeros(shape, dtype=dtype)
+
+    def tensor(values, dtype, device):
+        return torch.tensor(values, dtype=dtype)
+
+    return SimpleNamespace(bfloat16=torch.bfloat16, int32=torch.int32, zeros=zeros, tensor=tensor, _grouped_mm=product)
+
+
 @pytest.mark.parametrize(("capability", "there"), [((9, 0), True), ((10, 0), True), ((8, 9), False), ((12, 0), False)])
 def test_where_torch_has_grouped_products(capability, there):
-    assert has_grouped(torch, "cuda", capability) is there
-    assert has_grouped(object(), "cuda", capability) is False
+    assert has_grouped(a_torch(torch._grouped_mm), "cuda:0", capability) is there
+    assert has_grouped(object(), "cuda:0", capability) is False
+    assert has_grouped(torch, "cpu", (0, 0)) is True
+
+
+def test_a_torch_whose_grouped_products_are_of_another_gpu():
+    """Up to 2.8 on a B200."""
+
+    def refused(*_, **__):
+        raise RuntimeError("torch._grouped_mm is only supported on CUDA devices with compute capability = 9.0")
+
+    assert has_grouped(a_torch(refused), "cuda:0", (10, 0)) is False
+
+
+def test_attention_without_what_torch_has_only_since_2_5(monkeypatch):
+    real = torch.nn.functional.scaled_dot_product_attention
+
+    def of_2_4(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None):
+        assert query.shape[:2] == key.shape[:2]
+        return real(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
+
+    run, _ = a_run()
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", of_2_4)
+    ours, how = attention_of(run, 3, 24)
+    monkeypatch.undo()
+    assert how.startswith("torch scaled_dot_product_attention, ")
+    queries, keys, values = (torch.randn(3, heads, size, 16) for heads, size in ((4, 1), (2, 24), (2, 24)))
+    got, expected = (way(queries, keys, values).reshape(3, -1) for way in (ours, attend))
+    assert torch.allclose(got, expected, atol=1e-5)
 
 
 def test_rope_is_a_turn():

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from decode_fake import GQA, CpuClock, a_run, options, torch
+from decode_fake import GQA, CpuClock, a_run, named, options, torch
 from measuring import Kept
 
 from gpu_checks.allreduce.ranks import Broken
@@ -101,10 +101,6 @@ def cast_run(monkeypatch, per_number=3.0):
     return run, kept
 
 
-def named(kept):
-    return {each.name.removesuffix(".tiny-tp1-b1-c24"): each for each in kept.made}
-
-
 def test_a_cast_at_the_rate_of_a_copy(monkeypatch, small_pools):
     run, kept = cast_run(monkeypatch)
     decode_casts.casts(run)
@@ -143,6 +139,22 @@ def test_no_room_for_a_pool(small_pools):
     run.bench.gpus.api.free_bytes = lambda: 1000
     decode_casts.casts(run)
     assert [each.cause for each in kept.made] == ["decode.no_room"]
+
+
+def test_half_of_the_free_memory_is_left(small_pools):
+    """A server that grows meanwhile. A pool of 1 MiB needs 3.25."""
+    run, kept = a_run()
+    run.bench.gpus.api.free_bytes = lambda: 6 * MIB
+    decode_casts.casts(run)
+    assert [each.cause for each in kept.made] == ["decode.no_room"]
+
+
+def test_experts_need_less_than_half(monkeypatch):
+    run, kept = a_run()
+    monkeypatch.setattr(torch, "_scaled_grouped_mm", None, raising=False)
+    run.bench.gpus.api.free_bytes = lambda: 2 * 3 * 8 * 64 * 64 - 1
+    decode_products.products(run)
+    assert named(kept)["decode.probe.fp8_rows.expert_up"].cause == "decode.no_room"
 
 
 def test_a_new_gpu_also_has_our_kernel(monkeypatch, small_pools):

@@ -222,6 +222,7 @@ def test_matrices_that_can_not_be_made(check):
 
 def test_no_room_is_said_with_numbers(check):
     seen = check(healthy, free=1 << 30)
+    assert "more than half of that" in seen["gemm.bf16.gpu0.m1"].detail["message"]
     assert (seen["gemm"].status, seen["gemm"].cause) == ("not_measured", "gemm.no_room")
     assert "1073741824 bytes are free" in seen["gemm.bf16.gpu0.m1"].detail["message"]
 

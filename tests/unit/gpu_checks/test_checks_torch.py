@@ -200,6 +200,7 @@ def test_healthy(check):
         (Proof(4, 1, 0, 1, 0.5).message, "error", "torch.wrong_result"),
         (RuntimeError("CUDA error: an illegal memory access was encountered\nhints"), "error", "torch.failed"),
         (FullError("CUDA out of memory."), "not_measured", "cuda.out_of_memory"),
+        (RuntimeError("CUDA error: out of memory\nhints"), "not_measured", "cuda.out_of_memory"),
     ],
 )
 def test_one_gpu_fails(check, answer, status, cause):
