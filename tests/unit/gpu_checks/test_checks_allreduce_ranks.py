@@ -31,7 +31,7 @@ def same_plan(monkeypatch):
     monkeypatch.setattr(allreduce, "plan", lambda _estimate_us: Plan(20, 20))
 
 
-def measure(fault=None, pairs=PAIRS, sleep_s=0.0, timeout=20.0, **changes):
+def measure(fault=None, pairs=PAIRS, sleep_s=0.0, timeout=60.0, **changes):
     """The measurements by name, and whether a process was left; the check runs as the runner runs it."""
     board = Board(2)
     wanted = Wishes(
@@ -40,7 +40,8 @@ def measure(fault=None, pairs=PAIRS, sleep_s=0.0, timeout=20.0, **changes):
     check = Check("allreduce", "s", "us", lambda options, report: allreduce.run(options, report, wanted))
     begin = time.monotonic()
     found = run_check(check, Options(), timeout)
-    assert time.monotonic() - begin < 10
+    # A step's limit has the operations' own time in it, which on a busy machine is the scheduler's.
+    assert time.monotonic() - begin < 50
     assert children() == []
     return {each.name: each for each in found}
 
