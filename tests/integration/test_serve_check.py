@@ -489,6 +489,11 @@ def test_before_and_after(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 # --- broken off
 
+# What a shell has started in the background ignores SIGINT, and its children do so too.
+HEARS_INTERRUPTS = (
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+)
+
 
 def test_a_full_disk_does_not_take_away_what_was_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -512,7 +517,9 @@ def test_what_was_measured_is_kept_when_it_is_interrupted(server: Running, tmp_p
     output = tmp_path / "out.json"
     argv = [sys.executable, "-m", "gpuhost_cli.main", "serve-check", server.url, "-o", str(output)]
     argv += ["--concurrency", "1,2", "--requests", "8", "--max-tokens", "60"]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", HEARS_INTERRUPTS, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         end = time.monotonic() + 60
         while not output.exists() and time.monotonic() < end:  # written after each level
             time.sleep(0.05)
