@@ -14,24 +14,7 @@ description:
   - It measures, and no figure is too low for it, as M(gpuhost_gate) judges. It fails where a measurement is an error.
     What could not be measured (one GPU alone, no torch) is none, its status is V(not_measured), with a cause.
   - It needs the GPUs for itself, so that of several on one host each waits for the others.
-options:
-  host_name: {description: 'Name in the document; empty: the host name.', type: str, default: ''}
-  run_id: {description: Name of the run in the document., type: str, default: ''}
-  archive: {description: 'The checks, base64; filled in by the action plugin.', type: str, required: true}
-  targets:
-    description: Containers to measure in, or V(host). Empty for every running container with a GPU, else the host.
-    type: list
-    elements: str
-    default: []
-    aliases: [target]
-  python: {description: 'Interpreter of the workload, a path where it runs.', type: str, default: /usr/bin/python3}
-  user:
-    description: 'User of the workload, a name or a uid inside the target; empty: root.'
-    type: str
-    default: ''
-  timeout_s: {description: Seconds until the check is killed., type: int, default: 120}
-  quick: {description: Only what shows within seconds that something is broken., type: bool, default: false}
-  fail_on_error: {description: Whether a measurement that is an error fails the task., type: bool, default: true}
+extends_documentation_fragment: gpuhost_check
 author: gpuhost
 attributes:
   check_mode: {support: full, description: Says what would run and where; runs nothing.}

@@ -23,10 +23,16 @@ FROM_PLUGIN = {name: {"archive"} for name in ("gpuhost_gpu_checks", *CHECK_MODUL
 
 def constants(name: str) -> dict[str, Any]:
     """DOCUMENTATION and RETURN, parsed."""
-    tree = ast.parse((REPOSITORY / "library" / f"{name}.py").read_text())
+    found = _assigned(REPOSITORY / "library" / f"{name}.py")
+    if fragment := found["DOCUMENTATION"].get("extends_documentation_fragment"):
+        found["DOCUMENTATION"].update(_assigned(REPOSITORY / "doc_fragments" / f"{fragment}.py")["DOCUMENTATION"])
+    return found
+
+
+def _assigned(path: Path) -> dict[str, Any]:
     return {
         node.targets[0].id: yaml.safe_load(node.value.value)
-        for node in tree.body
+        for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Assign)
         and isinstance(node.targets[0], ast.Name)
         and node.targets[0].id in ("DOCUMENTATION", "RETURN", "EXAMPLES")
