@@ -1,4 +1,4 @@
-"""Run a function in a child process of its own session, with a hard time limit, and hear what it reports."""
+"""A child process of its own session that runs a function, with a hard time limit, and what it reports."""
 
 from __future__ import annotations
 
@@ -191,37 +191,70 @@ def _follow(pid: int, listener: _Listener, deadline: float) -> bool:
     return False
 
 
-def run_in_child(function: Callable[[PipeReport], None], timeout_seconds: float) -> Outcome:
-    """Run ``function`` in a child and leave no process of it behind. Raises OSError where none can be started."""
-    begin = time.monotonic()
-    spared = processes.children(os.getpid())
-    reaper = processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
-    report_end, report = os.pipe()
-    stderr_end, stderr = os.pipe()
-    parent = os.getpid()
-    # The child must not inherit half-written text.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = 0
-    try:
-        pid = os.fork()
-        if pid == 0:
-            processes.only_live(parent, functools.partial(_life, function, report, stderr))
-        os.close(report)
-        os.close(stderr)
-        listener = _Listener(report_end, stderr_end)
-        timed_out = _follow(pid, listener, begin + timeout_seconds)
-        state = processes.state(pid) if timed_out else ""
-        wait_status, survivors = processes.end_all(pid, spared)
-        pid = 0
-        listener.drain()
-        seconds = time.monotonic() - begin
-        line = last_line(listener.stderr)
-        return Outcome(listener.heard, timed_out, wait_status, line, survivors, seconds, state)
-    finally:
-        if pid:
-            processes.end_all(pid, spared)
-        for file in (report_end, stderr_end):
+class Child:
+    """A process of its own session that runs ``function``. Use it in a ``with``: afterwards nothing of it is left.
+
+    It begins at once. What it says before somebody listens waits in its pipes.
+    """
+
+    _living = 0
+    """How many there are now: as long as there is one, orphans below us become our children, see ``processes``."""
+
+    def __init__(self, function: Callable[[PipeReport], None]) -> None:
+        """Start it. Raises OSError where no process can be had."""
+        self._spared = processes.children(os.getpid())
+        report_end, report = os.pipe()
+        stderr_end, stderr = os.pipe()
+        self._ends = (report_end, stderr_end)
+        self._listener = _Listener(report_end, stderr_end)
+        parent = os.getpid()
+        # The child must not inherit half-written text.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._pid = 0
+        Child._living += 1
+        processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 1)
+        try:
+            self._pid = os.fork()
+            if self._pid == 0:
+                processes.only_live(parent, functools.partial(_life, function, report, stderr))
+        except OSError:
+            self.__exit__()
+            raise
+        finally:
+            os.close(report)
+            os.close(stderr)
+
+    def __enter__(self) -> Child:
+        """It runs already."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it, if it was not heard to its end, and everything below it."""
+        if self._pid:
+            self._end()
+        for file in self._ends:
             os.close(file)
-        if reaper:
+        Child._living -= 1
+        if not Child._living:
             processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 0)
+
+    def _end(self) -> tuple[int | None, list[int]]:
+        ended = processes.end_all(self._pid, self._spared)
+        self._pid = 0
+        return ended
+
+    def lives(self) -> bool:
+        """Whether it has not died yet."""
+        return not _has_ended(self._pid)
+
+    def hear(self, timeout_seconds: float) -> Outcome:
+        """Listen until it is through, or this time is over; then end it and everything below it."""
+        begin = time.monotonic()
+        timed_out = _follow(self._pid, self._listener, begin + timeout_seconds)
+        state = processes.state(self._pid) if timed_out else ""
+        wait_status, survivors = self._end()
+        self._listener.drain()
+        seconds = time.monotonic() - begin
+        line = last_line(self._listener.stderr)
+        return Outcome(self._listener.heard, timed_out, wait_status, line, survivors, seconds, state)

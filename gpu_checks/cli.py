@@ -11,9 +11,9 @@ import sys
 from typing import NoReturn
 
 from gpu_checks import __version__
-from gpu_checks.measurement import Measurement, document, render_json, render_text
+from gpu_checks.measurement import document, render_json, render_text
 from gpu_checks.registry import REGISTRY, Options
-from gpu_checks.runner import run_check
+from gpu_checks.runner import run_checks
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
 """For each check. An assumption, to be replaced by a measured number: without persistence a driver starts each GPU at
@@ -109,10 +109,8 @@ def _run(arguments: argparse.Namespace) -> int:
         context=arguments.context,
         batch=arguments.batch,
     )
-    measurements: list[Measurement] = []
-    for name in dict.fromkeys(arguments.checks):
-        measurements += run_check(REGISTRY[name], options, arguments.timeout)
-    content = document(measurements, arguments.run_id)
+    checks = [REGISTRY[name] for name in dict.fromkeys(arguments.checks)]
+    content = document(run_checks(checks, options, arguments.timeout), arguments.run_id)
     return _write(render_json(content) if arguments.json else render_text(content))
 
 

@@ -40,13 +40,17 @@ class Report(Protocol):
 
 @dataclass(frozen=True)
 class Check:
-    """A check that users can name. ``by_name``: it only runs where it is named, and is no part of ``all``."""
+    """A check that users can name. ``by_name``: it only runs where it is named, and is no part of ``all``.
+
+    ``uses_torch``: it imports torch, which takes seconds.
+    """
 
     name: str
     summary: str
     unit: str
     run: Callable[[Options, Report], None]
     by_name: bool = False
+    uses_torch: bool = False
 
 
 def _device_access(options: Options, report: Report) -> None:
@@ -109,9 +113,16 @@ _ALL = (
     Check("health", "ask the driver, the kernel and the bus for faults of the GPUs", "gpus", _health),
     Check("p2p", "move data between every pair of GPUs, and compare it", "pairs", _p2p),
     Check("allreduce", "latency of a collective over all GPUs", "us", _allreduce),
-    Check("torch", "compute on every GPU through torch", "gpus", _torch),
+    Check("torch", "compute on every GPU through torch", "gpus", _torch, uses_torch=True),
     Check("memory", "copy, read and write each GPU's own memory", "gpus", _memory),
-    Check("gemm", "multiply matrices through torch in each number format", "gpus", _gemm),
-    Check("decode", "one decode step of a model at its own shapes, and its parts", "parts", _decode, True),
+    Check("gemm", "multiply matrices through torch in each number format", "gpus", _gemm, uses_torch=True),
+    Check(
+        "decode",
+        "one decode step of a model at its own shapes, and its parts",
+        "parts",
+        _decode,
+        by_name=True,
+        uses_torch=True,
+    ),
 )
 REGISTRY: dict[str, Check] = {check.name: check for check in _ALL}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from contextlib import ExitStack
 from typing import Any
 
-from gpu_checks.child import Outcome, PipeReport, run_in_child
+from gpu_checks.child import Child, Outcome, PipeReport
 from gpu_checks.measurement import ERROR, Measurement
 from gpu_checks.registry import Check, Options
 
@@ -59,7 +61,80 @@ def run_check(check: Check, options: Options, timeout_seconds: float) -> list[Me
         check.run(options, report)
 
     try:
-        outcome = run_in_child(inside, timeout_seconds)
+        with Child(inside) as child:
+            return conclude(check, child.hear(timeout_seconds), timeout_seconds)
     except OSError as error:
         return [_failure(check, "check.crashed", 0.0, {"message": f"no process could be started: {error}"})]
-    return conclude(check, outcome, timeout_seconds)
+
+
+class Ahead:
+    """A check that is there before its turn: it imports torch, which takes seconds, while others run.
+
+    Only where nothing but faults is looked for: beside the figures of the others a core of the host is kept busy.
+    """
+
+    def __init__(self, check: Check, options: Options, timeout_seconds: float) -> None:
+        """Begin to import. Raises OSError where no process can be had."""
+        self._check, self._options, self._timeout_seconds = check, options, timeout_seconds
+        self._wait, self._go = os.pipe()
+        try:
+            self._child = Child(self._life)
+        except OSError:
+            self._close()
+            raise
+
+    def _life(self, report: PipeReport) -> None:
+        from gpu_checks.torch_gpu import import_ahead  # noqa: PLC0415 - as in the registry: only the child needs it
+
+        os.close(self._go)
+        import_ahead(report)
+        if os.read(self._wait, 1):
+            self._check.run(self._options, report)
+
+    def run(self) -> list[Measurement]:
+        """It is its turn: as ``run_check``. One that has died meanwhile is run once more, to be seen dying."""
+        if not self._child.lives():
+            return run_check(self._check, self._options, self._timeout_seconds)
+        os.write(self._go, b"1")
+        return conclude(self._check, self._child.hear(self._timeout_seconds), self._timeout_seconds)
+
+    def __enter__(self) -> Ahead:
+        """It imports already."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing of it is left, also where its turn never came."""
+        self._child.__exit__()
+        self._close()
+
+    def _close(self) -> None:
+        os.close(self._wait)
+        os.close(self._go)
+
+
+def _begin_ahead(checks: list[Check], options: Options, timeout_seconds: float, ends: ExitStack) -> dict[str, Ahead]:
+    """Those that can begin before their turn: in a quick run, what uses torch and is not the first."""
+    begun = {}
+    for check in checks[1:] if options.quick else ():
+        if check.uses_torch:
+            # Where no process can be had now, there may be one at its turn.
+            with contextlib.suppress(OSError):
+                begun[check.name] = ends.enter_context(Ahead(check, options, timeout_seconds))
+    return begun
+
+
+def run_checks(checks: list[Check], options: Options, timeout_seconds: float) -> list[Measurement]:
+    """Run them one after the other, in this order; no process of theirs is left. Never raises for what a check does."""
+    made: list[Measurement] = []
+    with ExitStack() as ends:
+        ahead = _begin_ahead(checks, options, timeout_seconds, ends)
+        for check in checks:
+            if check.name in ahead:
+                made += ahead[check.name].run()
+            else:
+                made += run_check(check, options, timeout_seconds)
+            if ahead and any(each.status == ERROR for each in made):
+                # What is broken is said at once: a check that finds the same does not wait for an import first.
+                ends.close()
+                ahead = {}
+    return made

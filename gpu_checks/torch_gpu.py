@@ -6,6 +6,7 @@ once. torch is never imported for typing either: this package has to start witho
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import re
@@ -65,19 +66,39 @@ def missing() -> Why | None:
     return None
 
 
+@functools.cache
+def _imported() -> Torch:
+    """torch, with the seconds of the import that really loaded it. Raises whatever the import does."""
+    begin = time.monotonic()
+    module = importlib.import_module(NAME)
+    return Torch(module, time.monotonic() - begin)
+
+
+def _announce(report: Report) -> None:
+    report.doing(f"import torch in {sys.executable}", died="torch.broken")
+
+
 def load(report: Report) -> Torch:
     """Import torch. Raises NoTorch."""
     absent = missing()
     if absent is not None:
         raise NoTorch(absent)
-    report.doing(f"import torch in {sys.executable}", died="torch.broken")
-    begin = time.monotonic()
+    _announce(report)
     try:
-        module = importlib.import_module(NAME)
+        return _imported()
     except Exception as error:  # an import runs everything: a library that is missing, a version that does not fit
         lines = [line.strip() for line in f"{type(error).__name__}: {error}".splitlines() if line.strip()]
         raise NoTorch(Why("torch.broken", f"import torch in {sys.executable}: {lines[-1]}")) from error
-    return Torch(module, time.monotonic() - begin)
+
+
+def import_ahead(report: Report) -> None:
+    """Import torch before it is needed. Where there is none, that is for ``load`` to say.
+
+    Raises what the import raises: a process in which it failed halfway can't try again.
+    """
+    if missing() is None:
+        _announce(report)
+        _imported()
 
 
 def covers(architectures: list[str], major: int, minor: int) -> bool:

@@ -4,23 +4,20 @@ The comparison with nvbandwidth is made by hand, in turn with it: docs/baselines
 """
 
 import json
-import os
-import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from test_cuda_gpu import GPUS, VERSION_FILE, assert_given_back, used_mib
 
 from gpu_checks.build_zipapp import build
 
-VERSION_FILE = Path("/proc/driver/nvidia/version")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not VERSION_FILE.exists(), reason=f"no NVIDIA driver: {VERSION_FILE} does not exist"),
 ]
-GPUS = len([name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)])
 KINDS = ("copy", "copy_sm", "read", "write")
 
 
@@ -38,11 +35,6 @@ def measure(archive, *arguments):
     seconds = time.monotonic() - begin
     assert done.stderr == ""
     return {each["name"]: each for each in json.loads(done.stdout)["measurements"]}, seconds
-
-
-def used_mib():
-    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
 
 
 def test_figures_of_every_gpu(archive):
@@ -64,7 +56,7 @@ def test_figures_of_every_gpu(archive):
                 # No memory is faster than its peak, and none that is healthy below half of it.
                 assert 0.5 < detail["share"] <= 1.0, each
         print(f"check {whole['seconds']:.2f} s, command {wall:.2f} s")
-    assert used_mib() == before
+    assert_given_back(before)
 
 
 FILL = """

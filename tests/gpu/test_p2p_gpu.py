@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_cuda_gpu import GPUS, VERSION_FILE, used_mib
+from test_cuda_gpu import GPUS, VERSION_FILE, assert_given_back, used_mib
 
 from gpu_checks.build_zipapp import build
 
@@ -65,7 +65,7 @@ def test_one_gpu_with_itself(archive):
     for what in ("ce", "sm_write", "sm_read"):
         assert seen[f"p2p.{what}.0-0"]["value"] > 50
     assert 0.05 < seen["p2p.latency.0-0"]["value"] < 5
-    assert used_mib() == before
+    assert_given_back(before)
 
 
 @pytest.mark.parametrize("fault", ERRORS)
@@ -80,9 +80,7 @@ def test_each_fault_has_its_cause_and_leaves_nothing(archive, fault):
         assert "1 words are wrong" in seen["p2p.ce.0-0"]["detail"]["message"]
     if fault == "zeros":
         assert "all of them zero" in seen["p2p.ce.0-0"]["detail"]["message"]
-    after = used_mib()
-    print(f"used MiB and processes before {before}, after {after}")
-    assert after == before
+    assert_given_back(before)
     assert local(archive)[0]["p2p"]["status"] == "measured"
 
 
@@ -110,7 +108,7 @@ def test_every_pair_again_and_again(archive):
     for name, column in zip(("seconds", "ce", "ce_both", "sm_write", "sm_read"), zip(*rows, strict=True), strict=True):
         ordered = sorted(column)
         print(f"{name}: min {ordered[0]:.2f}, median {ordered[len(ordered) // 2]:.2f}, max {ordered[-1]:.2f}")
-    assert used_mib() == before
+    assert_given_back(before)
 
 
 @several
@@ -130,7 +128,7 @@ def test_one_bad_pair_and_its_way_back(archive, fault):
     assert (seen["p2p.ce.0-1"]["status"], seen["p2p.ce.0-1"]["cause"]) == ("error", ERRORS[fault])
     assert (seen["p2p.ce.1-0"]["status"], seen["p2p.ce.1-0"]["cause"]) == ("measured", None)
     assert seen["p2p"]["value"] == GPUS * (GPUS - 1) - 1
-    assert used_mib() == before
+    assert_given_back(before)
 
 
 @several

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from faulty import NEEDS_COMPILER, build_faulty, real_libcuda
-from test_cuda_gpu import GPUS, VERSION_FILE, used_mib
+from test_cuda_gpu import GPUS, VERSION_FILE, assert_given_back, used_mib
 
 from gpu_checks.allreduce import nccl
 from gpu_checks.build_zipapp import build
@@ -25,13 +25,10 @@ pytestmark = [
     pytest.mark.skipif(not VERSION_FILE.exists(), reason=f"no NVIDIA driver: {VERSION_FILE} does not exist"),
 ]
 RUNS = int(os.environ.get("GPUHOST_HEALTHY_RUNS", "20"))
-QUICK = ("cuda", "p2p", "gemm", "allreduce")
+QUICK = ("cuda", "p2p", "allreduce", "gemm")
 EVERY = ("cuda", "p2p", "allreduce", "memory", "gemm")
 NO_FAULT = {"p2p.one_gpu", "allreduce.one_gpu", "gemm.unsupported"}
 """What a healthy machine may not have measured: it has one GPU, or GPUs without FP4."""
-
-GIVEN_BACK_S = 10
-"""A killed process's memory is free once the driver has closed its files."""
 
 two_gpus = pytest.mark.skipif(GPUS < 2, reason=f"needs two GPUs, {GPUS} is here")
 SHARED = {} if GPUS > 1 else {"GPU_CHECKS_SHARE_GPU": "1"}
@@ -67,10 +64,7 @@ def nothing_stays():
     """No process and no memory more than before, whatever happened."""
     before = used_mib()
     yield
-    deadline = time.monotonic() + GIVEN_BACK_S
-    while used_mib() != before and time.monotonic() < deadline:
-        time.sleep(0.5)
-    assert used_mib() == before
+    assert_given_back(before)
 
 
 def measure(archive, *arguments, **environment):

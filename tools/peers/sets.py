@@ -20,7 +20,7 @@ OUR_LAYOUT = "GPU_CHECKS_LAYOUT"
 
 ONE_PROCESS_TABLE = "allreduce, one process"
 SECONDS, SAME_SET = "seconds", "seconds for the same set"
-QUICK_CHECKS = ["cuda", "p2p", "gemm", "allreduce"]
+QUICK_CHECKS = ["cuda", "p2p", "allreduce", "gemm"]
 """The quick set: one P2P ring, one matrix product for each GPU, one collective."""
 
 
