@@ -13,6 +13,7 @@ description:
     than a minute.
   - It measures, and no figure is too low for it, as M(gpuhost_gate) judges. It fails where a measurement is an error.
     What could not be measured is none, its status is V(not_measured), with a cause.
+  - Where M(gpuhost_gate) would find it too slow it is measured once more, and the better value of each figure counts.
   - It needs the first GPU for itself, and takes at most half of its free memory; where the model does not fit in that
     it measures fewer layers, and says so.
 options:
@@ -40,6 +41,10 @@ options:
   tp: {description: 'GPUs that a replica is cut over; the step is that of one of them. Default 1.', type: int}
   context: {description: 'Tokens in the cache of each sequence. Default 4096.', type: int}
   batch: {description: 'Sequences decoded together. Default 1.', type: int}
+  expect: {description: As for M(gpuhost_gate)., type: dict, default: {}}
+  tolerance: {description: As for M(gpuhost_gate)., type: dict, default: {}}
+  first_run: {description: As for M(gpuhost_gate)., type: str, choices: ['', record], default: ''}
+  baseline: {description: As for M(gpuhost_gate)., type: str, choices: [keep, replace], default: keep}
   fail_on_error: {description: Whether a measurement that is an error fails the task., type: bool, default: true}
 author: gpuhost
 attributes:

@@ -50,30 +50,16 @@ to_keep: {description: What M(gpuhost_baseline) is to keep., returned: success, 
 from dataclasses import asdict
 from typing import Any
 
-from ansible.module_utils.gpuhost import baselines, expectations, gate, gate_text
+from ansible.module_utils.gpuhost import expectations, gate, gate_text
 from ansible.module_utils.gpuhost.documents import Blocker, as_dict
 from ansible.module_utils.gpuhost.errors import Stop
 from ansible.module_utils.gpuhost.host_io import Host
 from ansible.module_utils.gpuhost.module import run_module
 
 
-def rules_of(params: dict[str, Any]) -> expectations.Rules:
-    """What to judge by. Raises Stop for settings that make no sense, and for baselines that can't be read."""
-    return expectations.Rules(
-        expectations.checked_expect(params["expect"]),
-        expectations.checked_tolerance(params["tolerance"]),
-        baselines.from_dict(params["baselines"]) if params["baselines"] else None,
-        params["first_run"] == "record",
-        params["baseline"] == "replace",
-        params["require_p2p"],
-        params["quick"],
-        params["driver"],
-    )
-
-
 def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
     """Judge; a gate that does not pass is a failure that still carries the verdicts."""
-    rules, targets = rules_of(params), params["targets"]
+    rules, targets = expectations.rules_of(params, params["baselines"], params["driver"]), params["targets"]
     result = gate.judge(params["host_name"], params["run_id"], params["kernel"], params["required"], targets, rules)
     document = as_dict(result)
     failed = next((item for item in result.verdicts if item.required and item.status != "pass"), None)
@@ -102,10 +88,7 @@ def main() -> None:
             "required": {"type": "list", "elements": "str", "required": True},
             "targets": {"type": "dict", "required": True},
             "baselines": {"type": "dict", "default": {}},
-            "expect": {"type": "dict", "default": {}},
-            "tolerance": {"type": "dict", "default": {}},
-            "first_run": {"type": "str", "choices": ["", "record"], "default": ""},
-            "baseline": {"type": "str", "choices": ["keep", "replace"], "default": "keep"},
+            **expectations.RULES_ARGUMENTS,
             "require_p2p": {"type": "bool", "default": False},
             "quick": {"type": "bool", "default": False},
         },

@@ -12,6 +12,8 @@ description:
     M(gpuhost_gate) judges.
   - Inside a roll it first starts the containers with GPUs that ran before, because only these can be measured.
   - Reads the host's baselines too, which M(gpuhost_gate) compares with. A file that can't be read stops it at once.
+  - A required check that would fail the gate for its speed alone is measured a second time, and the better value of
+    each figure counts; what was wrong, hung or missing once stays so.
 options:
   host_name: {description: Name of the host in the inventory., type: str, required: true}
   run_id: {description: Name of the run., type: str, required: true}
@@ -29,6 +31,10 @@ options:
     type: str
     default: ''
   timeout_s: {description: Limit for one check., type: int, default: 120}
+  expect: {description: As for M(gpuhost_gate)., type: dict, default: {}}
+  tolerance: {description: As for M(gpuhost_gate)., type: dict, default: {}}
+  first_run: {description: As for M(gpuhost_gate)., type: str, choices: ['', record], default: ''}
+  baseline: {description: As for M(gpuhost_gate)., type: str, choices: [keep, replace], default: keep}
   quick: {description: Only what shows within seconds that something is broken., type: bool, default: false}
   decode:
     description: 'What the check decode measures: model, tp, context, batch; see M(gpuhost_decode_check).'
@@ -42,6 +48,7 @@ attributes:
 
 RETURN = r"""
 targets: {description: Measurements and stale device rules by target., returned: success, type: dict}
+lines: {description: 'What was measured twice, a line each.', returned: success, type: list, elements: str}
 kernel: {description: The release that runs., returned: success, type: str}
 driver: {description: 'The driver that is loaded; empty: none.', returned: success, type: str}
 baselines: {description: 'The file of baselines but for its history; empty: none.', returned: success, type: dict}
@@ -52,6 +59,8 @@ from typing import Any
 from ansible.module_utils.gpuhost import baselines, check_runner, deadman, devices, steps, workloads
 from ansible.module_utils.gpuhost.blockers import KNOWN_CHECKS
 from ansible.module_utils.gpuhost.errors import stop
+from ansible.module_utils.gpuhost.expectations import RULES_ARGUMENTS, Rules, rules_of
+from ansible.module_utils.gpuhost.gate_rows import SLOW
 from ansible.module_utils.gpuhost.host_io import Host
 from ansible.module_utils.gpuhost.module import run_module
 from ansible.module_utils.gpuhost.rollfile import LOCK_FILE, LOCK_WAIT_S, Roll, load
@@ -77,10 +86,13 @@ def order_of(params: dict[str, Any], archive: bytes) -> check_runner.Order:
     return check_runner.Order(archive, checks_of(params), *(params[name] for name in names))
 
 
-def measure(host: Host, params: dict[str, Any], gpus_before: tuple[str, ...]) -> dict[str, Any]:
-    """Measurements and stale rules by target."""
+def measure(
+    host: Host, params: dict[str, Any], gpus_before: tuple[str, ...], rules: Rules
+) -> tuple[dict[str, Any], list[str]]:
+    """Measurements and stale rules by target, and what was measured twice."""
     order = order_of(params, check_runner.place(host, params["archive"]))
-    return check_runner.measure_all(host, order, params["targets"], gpus_before)
+    required = params["required"] or []
+    return check_runner.measure_for_gate(host, order, params["targets"], gpus_before, required, rules)
 
 
 def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
@@ -91,9 +103,10 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
     if unknown:
         raise stop("gate.unknown_check", "gpu_gate_checks", ", ".join(unknown), f"one of {', '.join(KNOWN_CHECKS)}")
     roll, recorded = load(host), baselines.read(host)
+    rules = rules_of(params, recorded, check_runner.driver_version(host))
     known = {
         "kernel": host.read_line("/proc/sys/kernel/osrelease"),
-        "driver": check_runner.driver_version(host),
+        "driver": rules.driver,
         "baselines": baselines.without_history(recorded) if recorded else {},
     }
     if check:
@@ -104,22 +117,23 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
         # A gate may take longer than the dead-man's deadline, and has a limit of its own.
         places = 1 + len(params["targets"] or [item for item in workloads.survey(host) if item["gpu"]])
         wanted = checks_of(params)
-        checks = len(wanted) + bool(params["user"])  # cuda may run once more, as root
+        # cuda may run once more, as root, and what is required and has speeds a second time
+        checks = len(wanted) + bool(params["user"]) + len(set(params["required"] or []) & set(SLOW))
         others = check_runner.LOCK_WAIT_S if set(wanted) & set(check_runner.EXCLUSIVE_CHECKS) else 0
         deadman.renew(host, others + places * (checks * params["timeout_s"] + 180))
         devices.record_if_right(host)  # for the next boot, planned or not
         lines = start_what_is_measured(host, now, params["targets"])
-        answers = measure(host, params, now.gpu_nodes_before)
+        answers, again = measure(host, params, now.gpu_nodes_before, rules)
         found = check_runner.document(params["host_name"], params["run_id"], answers)
-        return steps.Done(now, tuple(lines), documents=(found,), answer={"targets": answers, **known})
+        return steps.Done(now, (*lines, *again), documents=(found,), answer={"targets": answers, **known})
 
     if roll is not None and roll.is_open:
         return steps.run_step(host, params, check, "gate", "measure", gate)
     with host.lock(LOCK_FILE, LOCK_WAIT_S):
         devices.record_if_right(host)
-    answers = measure(host, params, ())
+    answers, lines = measure(host, params, (), rules)
     found = check_runner.document(params["host_name"], params["run_id"], answers)
-    return {"changed": False, "targets": answers, "gpuhost_documents": [found], **known}
+    return {"changed": False, "targets": answers, "lines": lines, "gpuhost_documents": [found], **known}
 
 
 def main() -> None:
@@ -134,6 +148,7 @@ def main() -> None:
         "user": {"type": "str", "default": ""},
         "timeout_s": {"type": "int", "default": 120},
         "quick": {"type": "bool", "default": False},
+        **RULES_ARGUMENTS,
         "decode": {"type": "dict", "default": {}},
     }
     run_module(arguments, work)

@@ -13,7 +13,7 @@ from .causes import cause
 from .documents import Comparison, GateResult, Status, Verdict, make_head
 from .errors import stop
 from .expectations import TOLERANCE_PERCENT, Item, Rules, check_of, pattern_for, value_of
-from .gate_rows import ALWAYS_SOME, BAD, COUNT_UNIT, EXPECTATIONS, becomes_baseline, counted, rows_of
+from .gate_rows import ALWAYS_SOME, BAD, COUNT_UNIT, EXPECTATIONS, becomes_baseline, counted, rows_of, twice
 from .gate_text import HIGHER_IS_BETTER, LOWER_IS_BETTER, counts, quantity
 
 Targets = dict[str, dict[str, Any]]
@@ -53,7 +53,7 @@ def judge(
     head = make_head("verdict", name, run_id)
     now = _origin(head.taken_at, run_id, kernel, rules, targets)
     notes = baselines.changes_since(rules.baselines, now) if rules.baselines else []
-    notes += [*_unproven(rules, targets), *_uncompared(rows)]
+    notes += [*_twice(targets), *_unproven(rules, targets), *_uncompared(rows)]
     return GateResult(
         head, kernel, tuple(required), status, code, sentence, tuple(verdicts), rules.driver, rows, tuple(notes)
     )
@@ -67,6 +67,15 @@ def _for_recording(verdict: Verdict) -> Verdict:
     """A fault that the check health has seen counts where something becomes a baseline, required or not."""
     ill = verdict.check == "health" and verdict.status == "fail" and (verdict.cause or "").startswith("health.")
     return replace(verdict, required=True) if ill else verdict
+
+
+def _twice(targets: Targets) -> list[str]:
+    """Which checks were measured a second time, see gate_again."""
+    return [
+        f"{target} {check}: measured twice, the first time it was too slow: of each figure the better value counts"
+        for target, answer in targets.items()
+        for check in dict.fromkeys(check_of(item["name"]) for item in answer["measurements"] if twice(item))
+    ]
 
 
 def _unproven(rules: Rules, targets: Targets) -> list[str]:

@@ -48,6 +48,15 @@ def said(item: Item) -> str:
     return str(text or CAUSES[registered(item.get("cause"))].sentence)
 
 
+TWICE = "measured_twice"
+"""Where a figure's detail has both values, in the order of measuring, if it was measured again: see gate_again."""
+
+
+def twice(item: Item) -> list[float]:
+    """Both values of a figure that was measured twice; empty for all others."""
+    return list((item.get("detail") or {}).get(TWICE) or ())
+
+
 def _named(item: Item) -> str:
     """What a measurement says about itself; a part says which one it is."""
     return f"{item['name']}: {said(item)}" if "." in item["name"] else said(item)
@@ -199,6 +208,9 @@ def _worse(item: Item, target: str, rules: Rules, held: float, limit: Limit) -> 
     text = f"{item['name']} is {quantity(value_of(item), item['unit'])}"
     if limit.of_share and item["unit"] != "share":
         text += f", {quantity(held, 'share')} of its expected speed"
+    both = twice(item)
+    if both:
+        text += f" at best (measured twice: {' and '.join(quantity(value, item['unit']) for value in both)})"
     entry, percent = entry_of(item, target, rules), change_percent(item, target, rules)
     if entry is not None and percent is not None:
         text += f", {change(percent)} against the baseline {quantity(entry.value, entry.unit)}"

@@ -24,12 +24,17 @@ mount --bind "$FOLDER/run" /run
 exec "$@"
 """
 INTERPRETER = """#!{python}
-import json, sys
+import json, os, sys
 archive, *words = sys.argv[1:]
 data = open(archive, "rb").read()
 assert data.startswith((b"#!", b"PK")), "no archive was shipped"
 checks = words[:words.index("--json")]
-told = json.load(open({answers!r}))
+once = {answers!r} + ".once"
+if "memory" in checks and os.path.exists(once):
+    os.rename(once, once + ".told")
+    told = json.load(open(once + ".told"))
+else:
+    told = json.load(open({answers!r}))
 found = [item for check in checks for item in told[check]]
 print(json.dumps({{"python": "3.11.2", "tool_version": "0.1.0", "measurements": found}}))
 """
@@ -76,14 +81,14 @@ class Machine:
         }
         (folder / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"gpu1": host}}}))
 
-    def memory(self, gb_s: float) -> None:
-        """From now on the memory is this fast."""
+    def memory(self, gb_s: float, file: str = "answers.json") -> None:
+        """From now on the memory is this fast; ``answers.json.once``: the next time only."""
         gpus = {"after": [{"ordinal": 0, "uuid": "GPU-a", "pstate": "P0", "sm_clock_mhz": 1980}]}
         told = {name: [measurement(name, 1, "gpus", detail={"gpus": gpus})] for name in CHECKS}
         told["memory"] = [measurement("memory.copy.gpu0", gb_s, "gb_s"), measurement("memory", gb_s, "gb_s")]
         told["p2p"] = [measurement("p2p", None, "pairs", status="not_measured", cause="p2p.one_gpu")]
         told["gemm"] = [measurement("gemm", None, "tflop_s", status="error", cause="gemm.wrong_result")]
-        (self.folder / "answers.json").write_text(json.dumps(told))
+        (self.folder / file).write_text(json.dumps(told))
 
     def gate(self, *arguments: str) -> Done:
         runs = self.folder / "runs"
@@ -142,11 +147,23 @@ def test_a_host_from_its_first_gate_to_a_slow_one(machine: Machine) -> None:
     assert machine.baselines["targets"]["host"]["memory"]["value"] == 4000.0  # it does not drift
     assert [past["values"]["host"]["memory"] for past in machine.baselines["history"]] == [4000.0, 3900.0]
 
+    machine.memory(2000.0, "answers.json.once")  # and right at the second look
+    again = machine.gate()
+    assert again.status == 0, again.err
+    assert "memory on host is measured again: memory.copy.gpu0 and 1 more is 2000 GB/s, not at least 3800" in again.err
+    assert "host memory: measured twice" in again.err
+    found = again.document("measurements")["targets"]["host"]["measurements"]
+    (figure,) = [item for item in found if item["name"] == "memory.copy.gpu0"]
+    assert (figure["value"], figure["detail"]["measured_twice"]) == (3900.0, [2000.0, 3900.0])
+
     machine.memory(2000.0)
     slow = machine.gate()
     assert slow.status == 3, slow.err
     assert "memory.slow" in slow.err
-    assert "memory is 2000 GB/s, -50.0 % against the baseline 4000 GB/s" in slow.err
+    assert (
+        "memory is 2000 GB/s at best (measured twice: 2000 GB/s and 2000 GB/s), -50.0 % against the baseline"
+        in slow.err
+    )
     assert slow.document("verdict")["cause"] == "memory.slow"
     rows = {row["name"]: row for row in slow.document("verdict")["comparisons"]}
     assert (rows["memory"]["value"], rows["memory"]["baseline"], rows["memory"]["verdict"]) == (2000.0, 4000.0, "fail")
