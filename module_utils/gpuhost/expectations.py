@@ -37,9 +37,10 @@ have a quarter of it, and half of that is a collapse. Over NVLink nothing lies b
 NEAR = ("nvlink", "same_switch", "switches")
 NEAR_WORDS = ("NV", "INT", "PIX", "PXB")
 
-UNSTEADY_PERCENT = {"gemm.fp8_rows.*.m*": 15.0}
+UNSTEADY_PERCENT = {"gemm.fp8_rows.*.m*": 25.0}
 """Figures that repeat worse than their unit's tolerance on healthy GPUs, by pattern. Products of few rows with a scale
-for each row: on two idle H200 two runs differed by up to 6 % either way, where all other rates stayed within 1 %."""
+for each row: five processes on one idle H200 gave 2005 to 2580 GB/s, each its own speed for all of these, where
+other rates stayed within 1 %."""
 
 EXPECT_KEYS = ("min", "max", "min_share")
 

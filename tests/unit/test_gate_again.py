@@ -155,10 +155,10 @@ def test_a_figure_that_was_slow_once_passes_and_is_told() -> None:
 
 
 def test_a_figure_that_repeats_badly_has_room() -> None:
-    """As on two idle H200: 2427 GB/s, then 2283."""
-    items = [measured("gemm", 1, "gpus"), measured("gemm.fp8_rows.gpu0.m4", 2260.0)]
+    """As on an idle H200: 2580 GB/s, then 2005."""
+    items = [measured("gemm", 1, "gpus"), measured("gemm.fp8_rows.gpu0.m4", 1900.0)]
     assert wanted(*items, measured("gemm.fp8.gpu0.m4", 2400.0), required=("gemm",)) == {}
-    assert wanted(*items, measured("gemm.fp8.gpu0.m4", 2260.0), required=("gemm",)) == {"gemm": ["gemm.fp8.gpu0.m4"]}
+    assert wanted(*items, measured("gemm.fp8.gpu0.m4", 1900.0), required=("gemm",)) == {"gemm": ["gemm.fp8.gpu0.m4"]}
     tight = Rules(baselines=KNOWN, tolerance={"gb_s": 5.0})
     found = wanted(*items, measured("gemm.fp8.gpu0.m4", 2400.0), required=("gemm",), rules=tight)
     assert found == {"gemm": ["gemm.fp8_rows.gpu0.m4"]}
