@@ -12,12 +12,8 @@ from typing import NoReturn
 
 from gpu_checks import __version__
 from gpu_checks.measurement import document, render_json, render_text
-from gpu_checks.registry import REGISTRY, Options
+from gpu_checks.registry import DEFAULT_TIMEOUT_SECONDS, REGISTRY, Options
 from gpu_checks.runner import run_checks
-
-DEFAULT_TIMEOUT_SECONDS = 120.0
-"""For each check. An assumption, to be replaced by a measured number: without persistence a driver starts each GPU at
-its open, and 16 of them at some seconds each must fit."""
 
 RAN, USAGE = 0, 2
 
@@ -108,9 +104,10 @@ def _run(arguments: argparse.Namespace) -> int:
         tp=arguments.tp,
         context=arguments.context,
         batch=arguments.batch,
+        timeout_s=arguments.timeout,
     )
     checks = [REGISTRY[name] for name in dict.fromkeys(arguments.checks)]
-    content = document(run_checks(checks, options, arguments.timeout), arguments.run_id)
+    content = document(run_checks(checks, options), arguments.run_id)
     return _write(render_json(content) if arguments.json else render_text(content))
 
 

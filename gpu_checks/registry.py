@@ -7,6 +7,10 @@ from typing import Callable, Protocol
 
 from gpu_checks.measurement import Measurement
 
+DEFAULT_TIMEOUT_SECONDS = 120.0
+"""For each check. An assumption, to be replaced by a measured number: without persistence a driver starts each GPU at
+its open, and 16 of them at some seconds each must fit."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -15,6 +19,7 @@ class Options:
     ``quick``: only what shows within seconds that a GPU, a link or a collective is broken; no full set of figures.
     For the check ``decode``: ``model`` is a preset, a config.json's path or its text; ``tp``: over how many GPUs it is
     cut; ``context``: tokens in the cache of each of the ``batch`` sequences that are decoded together.
+    ``timeout_s``: after so long the check is killed; one that can leave out something ends before, with what it has.
     """
 
     expect_gpus: int | None = None
@@ -23,6 +28,7 @@ class Options:
     tp: int = 1
     context: int = 4096
     batch: int = 1
+    timeout_s: float = DEFAULT_TIMEOUT_SECONDS
 
 
 class Report(Protocol):

@@ -54,7 +54,7 @@ def conclude(check: Check, outcome: Outcome, timeout_seconds: float) -> list[Mea
     return [*heard.measurements, _failure(check, cause, outcome.seconds, detail)]
 
 
-def run_check(check: Check, options: Options, timeout_seconds: float) -> list[Measurement]:
+def run_check(check: Check, options: Options) -> list[Measurement]:
     """Run one check in a child that can be killed. Never raises for what the check does."""
 
     def inside(report: PipeReport) -> None:
@@ -62,7 +62,7 @@ def run_check(check: Check, options: Options, timeout_seconds: float) -> list[Me
 
     try:
         with Child(inside) as child:
-            return conclude(check, child.hear(timeout_seconds), timeout_seconds)
+            return conclude(check, child.hear(options.timeout_s), options.timeout_s)
     except OSError as error:
         return [_failure(check, "check.crashed", 0.0, {"message": f"no process could be started: {error}"})]
 
@@ -73,9 +73,9 @@ class Ahead:
     Only where nothing but faults is looked for: beside the figures of the others a core of the host is kept busy.
     """
 
-    def __init__(self, check: Check, options: Options, timeout_seconds: float) -> None:
+    def __init__(self, check: Check, options: Options) -> None:
         """Begin to import. Raises OSError where no process can be had."""
-        self._check, self._options, self._timeout_seconds = check, options, timeout_seconds
+        self._check, self._options = check, options
         self._wait, self._go = os.pipe()
         try:
             self._child = Child(self._life)
@@ -94,9 +94,10 @@ class Ahead:
     def run(self) -> list[Measurement]:
         """It is its turn: as ``run_check``. One that has died meanwhile is run once more, to be seen dying."""
         if not self._child.lives():
-            return run_check(self._check, self._options, self._timeout_seconds)
+            return run_check(self._check, self._options)
         os.write(self._go, b"1")
-        return conclude(self._check, self._child.hear(self._timeout_seconds), self._timeout_seconds)
+        limit = self._options.timeout_s
+        return conclude(self._check, self._child.hear(limit), limit)
 
     def __enter__(self) -> Ahead:
         """It imports already."""
@@ -112,27 +113,27 @@ class Ahead:
         os.close(self._go)
 
 
-def _begin_ahead(checks: list[Check], options: Options, timeout_seconds: float, ends: ExitStack) -> dict[str, Ahead]:
+def _begin_ahead(checks: list[Check], options: Options, ends: ExitStack) -> dict[str, Ahead]:
     """Those that can begin before their turn: in a quick run, what uses torch and is not the first."""
     begun = {}
     for check in checks[1:] if options.quick else ():
         if check.uses_torch:
             # Where no process can be had now, there may be one at its turn.
             with contextlib.suppress(OSError):
-                begun[check.name] = ends.enter_context(Ahead(check, options, timeout_seconds))
+                begun[check.name] = ends.enter_context(Ahead(check, options))
     return begun
 
 
-def run_checks(checks: list[Check], options: Options, timeout_seconds: float) -> list[Measurement]:
+def run_checks(checks: list[Check], options: Options) -> list[Measurement]:
     """Run them one after the other, in this order; no process of theirs is left. Never raises for what a check does."""
     made: list[Measurement] = []
     with ExitStack() as ends:
-        ahead = _begin_ahead(checks, options, timeout_seconds, ends)
+        ahead = _begin_ahead(checks, options, ends)
         for check in checks:
             if check.name in ahead:
                 made += ahead[check.name].run()
             else:
-                made += run_check(check, options, timeout_seconds)
+                made += run_check(check, options)
             if ahead and any(each.status == ERROR for each in made):
                 # What is broken is said at once: a check that finds the same does not wait for an import first.
                 ends.close()

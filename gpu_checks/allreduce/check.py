@@ -56,8 +56,16 @@ STEP_LIMIT_S = 20.0
 GLOO_LARGEST_BYTES = 1 << 20
 """CPUs of a test's machine need too long for more."""
 
-BUDGET_S = 50.0
-"""After this, no further size is begun: what is so slow has shown it. All sizes take some 5 s over NVLink."""
+
+def budget(timeout_s: float) -> float:
+    """Seconds after which no further size is begun: the ranks' start and one more pass have to fit into the limit.
+
+    What is so slow has shown it: all sizes take some 4 s over NVLink.
+
+    >>> budget(120.0), budget(40.0)
+    (50.0, 10.0)
+    """
+    return max(timeout_s - JOIN_LIMIT_S - STEP_LIMIT_S - 5.0, timeout_s / 4)
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,7 @@ class Wishes:
     notes: tuple[str, ...] = ()
     join_limit_s: float = JOIN_LIMIT_S
     step_limit_s: float = STEP_LIMIT_S
-    budget_s: float = BUDGET_S
+    budget_s: float | None = None
 
 
 def wishes(options: Options, environment: Mapping[str, str]) -> Wishes:
@@ -123,6 +131,11 @@ class Leader:
     largest: int = 0
     graphs: bool = True
 
+    @property
+    def budget_s(self) -> float:
+        """Seconds for all sizes."""
+        return budget(self.options.timeout_s) if self.wishes.budget_s is None else self.wishes.budget_s
+
     def run(self) -> bool:
         """Measure all sizes; False where the scout has already said why nothing can be measured. Raises Broken."""
         self._start(0)
@@ -139,7 +152,7 @@ class Leader:
             return True
         before = self._states()
         self._join(layout_of(members, self.wishes.layout))
-        deadline = time.monotonic() + self.wishes.budget_s
+        deadline = time.monotonic() + self.budget_s
         for mode, size in self.wishes.pairs:
             self._one(mode, size, deadline)
         self.known["gpus"] = {"before": before, "after": self._states()}
@@ -197,7 +210,7 @@ class Leader:
             text = f"there is room for two buffers of {self.largest} bytes only, on the fullest GPU"
             return Why("cuda.out_of_memory", text)
         if time.monotonic() > deadline:
-            text = f"the sizes before took longer than the {self.wishes.budget_s:g} s that there are for all"
+            text = f"the sizes before took longer than the {self.budget_s:g} s that there are for all"
             return Why("allreduce.out_of_time", text)
         return None
 

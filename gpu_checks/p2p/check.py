@@ -39,8 +39,9 @@ class Course:
     """The check as it goes on: what workers say is taken in, and reported at once."""
 
     def __init__(self, options: Options, report: Report, tools: Tools) -> None:
-        """Begin; ``budget_s`` counts from here."""
+        """Begin; the budget of time counts from here."""
         self.options, self.report, self.tools = options, report, tools
+        self.budget_s = tools.budget(options)
         self.begin = time.monotonic()
         self.known = Known()
         self.measurements: list[Measurement] = []
@@ -73,8 +74,8 @@ class Course:
             self.report.doing(message["doing"], message.get("hung"), message.get("died"))
         else:
             self._told(message["told"])
-        if self.seconds() > self.tools.budget_s and self.known.opened is not None:
-            self.why = f"all the time that there was, {self.tools.budget_s:g} s, had passed"
+        if self.seconds() > self.budget_s and self.known.opened is not None:
+            self.why = f"all the time that there was, {self.budget_s:g} s, had passed"
             return None
         return self.tools.setup_s if self.step is None else self.tools.step_s
 

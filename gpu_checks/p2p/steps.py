@@ -47,7 +47,7 @@ class Tools:
 
     ``step_s``: for one step, the slowest of which takes some hundred milliseconds on a link of 4 GB/s; more than the
     10 s after which a held stream goes on by itself. ``setup_s``: for cuInit and each context, without persistence
-    some seconds a GPU. ``budget_s``: for all, below the 120 s that a check has if nobody says otherwise.
+    some seconds a GPU. ``budget_s``: for all; None: of the check's own limit as much as leaves room for one more step.
     """
 
     open: Callable[[Options, Report], Gpus | None] = _open
@@ -55,7 +55,17 @@ class Tools:
     pairs: Callable[[int, bool], list[tuple[int, int]]] = _pairs
     step_s: float = 15.0
     setup_s: float = 60.0
-    budget_s: float = 100.0
+    budget_s: float | None = None
+
+    def budget(self, options: Options) -> float:
+        """Seconds after which no further step is begun.
+
+        >>> Tools().budget(Options(timeout_s=120.0)), Tools().budget(Options(timeout_s=20.0))
+        (100.0, 10.0)
+        """
+        if self.budget_s is not None:
+            return self.budget_s
+        return max(options.timeout_s - self.step_s - 5.0, options.timeout_s / 2)
 
 
 def look(gpus: Gpus, pairs: list[tuple[int, int]], before: Opened | None, report: Report) -> Opened:

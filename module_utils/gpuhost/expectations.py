@@ -207,7 +207,10 @@ def _of_inventory(wanted: Mapping[str, float], unit: str) -> Limit:
 
 
 def _of_baseline(item: Item, entry: Entry, rules: Rules) -> Limit | None:
-    """The baseline less its tolerance, or the edge of the baseline's own spread where that is further away."""
+    """The baseline less its tolerance, or the edge of the baseline's own spread where that is further away.
+
+    But never further than twice the tolerance: a baseline that was recorded in a noisy moment would excuse everything.
+    """
     unit = entry.unit
     if unit not in HIGHER_IS_BETTER | LOWER_IS_BETTER:
         return None
@@ -215,9 +218,10 @@ def _of_baseline(item: Item, entry: Entry, rules: Rules) -> Limit | None:
     pattern = None if unit == "gpus" else pattern_for(rules.tolerance, item["name"])
     percent = rules.tolerance[pattern] if pattern is not None else _usual_tolerance(item["name"], unit, rules)
     if unit in LOWER_IS_BETTER:
-        high = max(entry.value * (1 + percent / 100), entry.p80 or entry.value)
+        high = min(max(entry.value * (1 + percent / 100), entry.p80 or 0), entry.value * (1 + 2 * percent / 100))
         return Limit(None, high, False, f"at most {quantity(high, unit)} (baseline + {percent:g} %)", "baseline")
-    low = min(entry.value * (1 - percent / 100), entry.value if entry.p20 is None else entry.p20)
+    edge = entry.value if entry.p20 is None else entry.p20
+    low = max(min(entry.value * (1 - percent / 100), edge), entry.value * (1 - 2 * percent / 100))
     return Limit(low, None, False, f"at least {quantity(low, unit)} (baseline - {percent:g} %)", "baseline")
 
 

@@ -92,6 +92,15 @@ def test_a_baselines_own_spread_is_allowed_too() -> None:
     assert gate(measured("memory", 3699.0), baselines=noisy).status == "fail"
 
 
+def test_a_baselines_own_spread_does_not_excuse_everything() -> None:
+    """Twice the tolerance, however restless the host was when it was recorded."""
+    wild = base(allreduce=entry(10.0, "us", p20=8.0, p80=90.0), memory=entry(4000.0, p20=500.0, p80=4100.0))
+    assert gate(measured("allreduce", 12.9, "us"), required="allreduce", baselines=wild).status == "pass"
+    assert gate(measured("allreduce", 13.1, "us"), required="allreduce", baselines=wild).status == "fail"
+    assert gate(measured("memory", 3601.0), baselines=wild).status == "pass"
+    assert gate(measured("memory", 3599.0), baselines=wild).status == "fail"
+
+
 @pytest.mark.parametrize(
     ("tolerance", "status"),
     [({}, "fail"), ({"gb_s": 10}, "pass"), ({"memory": 10}, "pass"), ({"memory*": 10, "gb_s": 1}, "pass"),

@@ -48,7 +48,7 @@ SECOND = Check("second", "s", "gpus", needs_torch, uses_torch=True)
 
 def run(*checks, quick=True, timeout=20.0):
     begin = time.monotonic()
-    made = run_checks(list(checks), Options(quick=quick), timeout)
+    made = run_checks(list(checks), Options(quick=quick, timeout_s=timeout))
     assert processes.children(os.getpid()) == set()
     return made, time.monotonic() - begin
 
@@ -130,7 +130,7 @@ def test_nothing_is_left_where_the_run_is_interrupted(slow_torch, monkeypatch):
 
     monkeypatch.setattr(runner, "run_check", interrupted)
     with pytest.raises(SystemExit):
-        run_checks([works(ONE), SECOND], Options(quick=True), 5.0)
+        run_checks([works(ONE), SECOND], Options(quick=True))
     assert processes.children(os.getpid()) == set()
     (pid,) = importers(slow_torch)
     assert not processes.exists(pid)

@@ -39,7 +39,7 @@ def measure(fault=None, pairs=PAIRS, sleep_s=0.0, timeout=60.0, **changes):
     )  # fmt: skip
     check = Check("allreduce", "s", "us", lambda options, report: allreduce.run(options, report, wanted))
     begin = time.monotonic()
-    found = run_check(check, Options(), timeout)
+    found = run_check(check, Options(timeout_s=timeout))
     # A step's limit has the operations' own time in it, which on a busy machine is the scheduler's.
     assert time.monotonic() - begin < 50
     assert children() == []

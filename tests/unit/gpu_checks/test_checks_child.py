@@ -56,7 +56,7 @@ def gone(pid, within_seconds=2.0):
 
 
 def run(function, timeout=5.0):
-    return run_check(Check("x", "s", "us", function), Options(), timeout)
+    return run_check(Check("x", "s", "us", function), Options(timeout_s=timeout))
 
 
 def test_what_was_measured_arrives():

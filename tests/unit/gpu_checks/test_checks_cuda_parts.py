@@ -124,7 +124,7 @@ def test_state_of_a_process():
 
 
 def run(function, timeout=5.0):
-    return run_check(Check("x", "s", "us", function), Options(), timeout)
+    return run_check(Check("x", "s", "us", function), Options(timeout_s=timeout))
 
 
 def test_a_hang_has_the_cause_that_was_announced_and_the_state():

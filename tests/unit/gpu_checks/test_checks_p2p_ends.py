@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 
 import pytest
 from p2p_fake import OPTIONS, FakeGpus, Faults, make_small, run, stand, tools
@@ -123,8 +124,14 @@ def test_a_check_that_is_cut_off_keeps_what_was_measured_and_leaves_no_worker():
     made = tools(2, Faults(hang={(1, 0)}), step_s=60.0)
     made = Tools(**{**vars(made), "pairs": lambda count, quick: [(0, 1), (1, 0)]})
     check = Check("p2p", "summary", "pairs", lambda options, report: p2p.check(options, report, made))
-    seen = {each.name: each for each in run_check(check, OPTIONS, 2.0)}
+    seen = {each.name: each for each in run_check(check, replace(OPTIONS, timeout_s=2.0))}
     assert stand(seen, "p2p.access.0-1") == ("measured", None)
     assert stand(seen, "p2p") == ("error", "p2p.hang")
     assert "GPU 1 -> 0" in seen["p2p"].detail["message"]
     assert processes.children(os.getpid()) == set()
+
+
+@pytest.mark.parametrize(("limit", "budget"), [(120.0, 100.0), (600.0, 580.0), (30.0, 15.0)])
+def test_the_time_for_all_follows_the_checks_own_limit(limit, budget):
+    """Below it by one step that hangs, so that what was measured is summed up before the check is killed."""
+    assert Tools().budget(Options(timeout_s=limit)) == budget
