@@ -17,6 +17,8 @@ TIMES = ROOT / "build" / "test-times.json"
 PYTHON_FOLDERS = ["module_utils/gpuhost", "library", "action_plugins", "callback_plugins", "cli", "gpu_checks"]
 TICK_S = 10
 FULL = "tests/lab/full"
+TWO_COURSES = ["-n", "2", "--dist", "loadgroup"]
+"""Tests of one xdist_group run in order in one process, those of another beside them: see tests/lab/conftest.py."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,10 @@ STEPS = [
     Step("floor 3.10, the host's", tool("vermin", "-q", "-t=3.10-", "--no-tips", "library", "module_utils"), 5, "lint"),
     Step("floor 3.9, the workload's", tool("vermin", "-q", "-t=3.9-", "--no-tips", "gpu_checks"), 5, "lint"),
     Step("generated pages are up to date", tool("python", "-m", "gpuhost_cli.docs", "--check"), 2, "lint"),
-    # Two at a time, which is what a machine of two cores has; the lab's machines take both by themselves.
+    # Two at a time, which is what a machine of two cores has.
     Step("units", pytest("tests/unit", "tests/gpu", "-q", "-n", "2", "--timeout", "300"), 140, "unit"),
     Step("plays", pytest("tests/integration", "-q", "-n", "2", "--timeout", "600"), 120, "play"),
-    Step("lab", pytest("tests/lab", "-v", "-x", "--timeout", "2400", "--ignore", FULL), 1500, "lab"),
+    Step("lab", pytest("tests/lab", "-v", "-x", *TWO_COURSES, "--timeout", "3600", "--ignore", FULL), 1800, "lab"),
 ]
 FULL_STEPS = [
     Step(

@@ -173,7 +173,12 @@ def forget(snapshot: str) -> None:
 
 
 def status() -> str:
-    """One line for each machine and snapshot."""
+    """One line for each machine and snapshot, none of them half made by another process."""
+    with locked(_lock_file()):
+        return _status()
+
+
+def _status() -> str:
     lines = []
     for each in all_machines():
         settings, pid = each.settings, each.pid()

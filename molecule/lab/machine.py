@@ -118,7 +118,8 @@ def all_machines() -> Iterator[Machine]:
     """Every machine of this state folder, in order of name."""
     folder = state_root() / "machines"
     for path in sorted(folder.iterdir()) if folder.exists() else ():
-        if Machine(path).settings_file.exists():
+        # One that is just being made, or removed, has a hidden name.
+        if not path.name.startswith(".") and Machine(path).settings_file.exists():
             yield Machine(path)
 
 

@@ -1,26 +1,57 @@
-"""Fixtures of the lab tests. They run in the order in which they are written: each goes on where the last one ended."""
+"""Fixtures of the lab tests. They run in the order in which they are written: each goes on where the last one ended.
+
+Two courses of tests can run at the same time, each with machines of its own: "rolls" and "tune" (``-n 2 --dist
+loadgroup``). A machine that installs packages keeps one processor busy, so that two of them cost little more than one.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from gpuhost_lab.paths import state_root
 from tests.lab.lab import lab
 
 
 @pytest.fixture(scope="session")
-def machines() -> Iterator[None]:
-    """Nothing is left running by a test session, and nothing of an earlier one is in its way."""
-    _clean()
+def machines(testrun_uid: str) -> Iterator[None]:
+    """Nothing is left running by a test session, and nothing of an earlier one is in its way.
+
+    The first process of a session clears up before, the last one after it.
+    """
+    with _present() as users:
+        if users["session"] != testrun_uid:
+            _clean()
+            users.update(session=testrun_uid, processes=0)
+        users["processes"] += 1
     yield
-    _clean()
+    with _present() as users:
+        users["processes"] -= 1
+        if not users["processes"]:
+            _clean()
+
+
+@contextmanager
+def _present() -> Iterator[dict[str, object]]:
+    """Which session uses the lab, and with how many processes; one process at a time looks and changes it."""
+    state_root().mkdir(parents=True, exist_ok=True)
+    with (state_root() / "tests.json").open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        users = json.loads(file.read() or '{"session": "", "processes": 0}')
+        yield users
+        file.truncate(0)
+        file.write(json.dumps(users))
 
 
 def _clean() -> None:
     known = lab("status")
-    for name in ("roll1", "roll2", "roll3", "roll4", "roll5"):
+    for name in ("roll1", "roll2", "roll3", "roll4", "roll5", "tune", "panics"):
         if f"machine {name}:" in known:
             lab("down", "--name", name)
     if "snapshot after-apt" in known:

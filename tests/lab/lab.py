@@ -45,6 +45,14 @@ def create(name: str) -> None:
     subprocess.run([*argv, "-e", variables], cwd=ROOT, env=environment, timeout=1800, check=True)
 
 
+def wait_for_snapshot(name: str) -> None:
+    """Until another course of tests, which runs at the same time, has saved it."""
+    end = time.monotonic() + (2400 if "PYTEST_XDIST_WORKER" in os.environ else 0)
+    while f"snapshot {name}" not in lab("status"):
+        assert time.monotonic() < end, f"no snapshot {name}: tests/lab/test_1_roll.py makes it"
+        time.sleep(5)
+
+
 def other_way(folder: Path, name: str, way: str) -> str:
     """An inventory that reaches a machine as its user with sudo, directly or by a jump over the machine itself."""
     host = yaml.safe_load(INVENTORY.read_text())["gpu_hosts"]["hosts"][name]

@@ -28,7 +28,7 @@ from tests.lab.lab import (
     start_gpuhost,
 )
 
-pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("machines")]
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("machines"), pytest.mark.xdist_group("rolls")]
 HOST = "roll1"
 UPGRADE = ("upgrade", "-i", str(INVENTORY), "--limit", HOST, "--target")
 

@@ -21,7 +21,7 @@ from tests.lab.lab import (
     lab,
 )
 
-pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("machines")]
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("machines"), pytest.mark.xdist_group("rolls")]
 FIRST, SECOND = "roll2", "roll3"
 
 

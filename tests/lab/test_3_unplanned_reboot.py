@@ -12,7 +12,7 @@ import pytest
 
 from tests.lab.lab import CONTAINER, INVENTORY, OLD, TARGET, boot_id, container_state, gpuhost, guest, kernel, lab
 
-pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("machines")]
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("machines"), pytest.mark.xdist_group("rolls")]
 HOST = "roll4"
 ON_HOST = ("-i", str(INVENTORY), "--limit", HOST)
 CONFIG = f"/var/lib/lxc/{CONTAINER}/config"
@@ -42,7 +42,7 @@ def reset() -> None:
 
 
 def test_the_boot_unit_alone_heals_an_autostarted_container(runs: Path) -> None:
-    for name in ("roll1", "roll2", "roll3", "roll5"):
+    for name in ("roll1", "roll2", "roll3"):
         if f"machine {name}: on" in lab("status"):
             lab("stop", "--name", name)
     both = next(name for name in ("after-apt", "both-kernels-systemd-boot") if f"snapshot {name}" in lab("status"))

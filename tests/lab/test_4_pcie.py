@@ -17,8 +17,8 @@ import yaml
 
 from tests.lab.lab import BIN, INVENTORY, ROOT, Run, create, finished, guest, lab
 
-pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("machines")]
-HOST = "roll5"
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("machines"), pytest.mark.xdist_group("tune")]
+HOST = "tune"
 GPUS, PORTS = ("0001:01:00.0", "0001:02:00.0"), ("0001:00:01.0", "0001:00:02.0")
 BEFORE, AFTER = "2110", "5110"
 """Device Control with 512 and with 4096 bytes: extended tags and relaxed ordering stay."""

@@ -15,8 +15,8 @@ import pytest
 from gpuhost.sysctl_defaults import BY_KEY
 from tests.lab.lab import INVENTORY, Run, create, gpuhost, guest, lab
 
-pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("machines")]
-HOST = "roll5"
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("machines"), pytest.mark.xdist_group("tune")]
+HOST = "tune"
 ON_HOST = ("-i", str(INVENTORY), "--limit", HOST)
 GPUS, PORTS = ("0001:01:00.0", "0001:02:00.0"), ("0001:00:01.0", "0001:00:02.0")
 HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"

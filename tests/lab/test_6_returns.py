@@ -1,4 +1,7 @@
-"""A trial that does not hold: an early panic, which the host comes back from by itself."""
+"""A trial that does not hold: an early panic, which the host comes back from by itself.
+
+It begins where test_1_roll.py has cut the power after apt, and runs beside it: see conftest.py.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,17 @@ from tests.lab.lab import (
     guest,
     lab,
     roll_file,
+    wait_for_snapshot,
 )
 
-pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("machines")]
-PANICS = "roll5"
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("machines"), pytest.mark.xdist_group("tune")]
+PANICS = "panics"
 
 
 def test_an_early_panic_comes_back_to_the_old_kernel(runs: Path) -> None:
-    for name in ("roll2", "roll3"):
-        if f"machine {name}: on" in lab("status"):
-            lab("stop", "--name", name)
+    if "machine tune: on" in lab("status"):
+        lab("stop", "--name", "tune")
+    wait_for_snapshot("after-apt")
     lab("up", "--name", PANICS, "--from", "after-apt")
     defects.early_panic(PANICS)
     # so that the new kernel's image is made again, with this in it
