@@ -17,8 +17,8 @@ TIMES = ROOT / "build" / "test-times.json"
 PYTHON_FOLDERS = ["module_utils/gpuhost", "library", "action_plugins", "callback_plugins", "cli", "gpu_checks"]
 TICK_S = 10
 FULL = "tests/lab/full"
-TWO_COURSES = ["-n", "2", "--dist", "loadgroup"]
-"""Tests of one xdist_group run in order in one process, those of another beside them: see tests/lab/conftest.py."""
+TWO_FILES = ["-n", "2", "--dist", "loadfile"]
+"""The tests of one file run in order in one process, those of another beside them: see tests/lab/conftest.py."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ STEPS = [
     # Two at a time, which is what a machine of two cores has.
     Step("units", pytest("tests/unit", "tests/gpu", "-q", "-n", "2", "--timeout", "300"), 140, "unit"),
     Step("plays", pytest("tests/integration", "-q", "-n", "2", "--timeout", "600"), 120, "play"),
-    Step("lab", pytest("tests/lab", "-v", "-x", *TWO_COURSES, "--timeout", "3600", "--ignore", FULL), 1800, "lab"),
+    Step("lab", pytest("tests/lab", "-v", "-x", *TWO_FILES, "--timeout", "3600", "--ignore", FULL), 1800, "lab"),
 ]
 FULL_STEPS = [
     Step(

@@ -1,7 +1,7 @@
-"""Fixtures of the lab tests. They run in the order in which they are written: each goes on where the last one ended.
+"""Fixtures of the lab tests. Those of a file run in the order in which they are written, each where the last one ended.
 
-Two courses of tests can run at the same time, each with machines of its own: "rolls" and "tune" (``-n 2 --dist
-loadgroup``). A machine that installs packages keeps one processor busy, so that two of them cost little more than one.
+Two files can run at the same time (``-n 2 --dist loadfile``): each has machines of its own, and what the first one
+saves is waited for. A machine that installs packages keeps one processor busy, so two cost little more than one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import pytest
 
 from gpuhost_lab.paths import state_root
 from tests.lab.lab import lab
+
+NAMES = ("roll1", "roll2", "roll3", "roll4", "roll5", "pcie", "tune", "panics")
+"""Of all machines that these tests make."""
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +39,19 @@ def machines(testrun_uid: str) -> Iterator[None]:
             _clean()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def own_machines(request: pytest.FixtureRequest, machines: None) -> Iterator[None]:
+    """A file's machines take no time and memory from the next one."""
+    yield
+    for name in getattr(request.module, "MACHINES", ()):
+        _drop(name)
+
+
+def _drop(name: str) -> None:
+    if f"machine {name}:" in lab("status"):
+        lab("down", "--name", name)
+
+
 @contextmanager
 def _present() -> Iterator[dict[str, object]]:
     """Which session uses the lab, and with how many processes; one process at a time looks and changes it."""
@@ -50,11 +66,9 @@ def _present() -> Iterator[dict[str, object]]:
 
 
 def _clean() -> None:
-    known = lab("status")
-    for name in ("roll1", "roll2", "roll3", "roll4", "roll5", "tune", "panics"):
-        if f"machine {name}:" in known:
-            lab("down", "--name", name)
-    if "snapshot after-apt" in known:
+    for name in NAMES:
+        _drop(name)
+    if "snapshot after-apt" in lab("status"):
         lab("forget", "--snapshot", "after-apt")
 
 

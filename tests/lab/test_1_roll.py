@@ -28,8 +28,9 @@ from tests.lab.lab import (
     start_gpuhost,
 )
 
-pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("machines"), pytest.mark.xdist_group("rolls")]
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("machines")]
 HOST = "roll1"
+MACHINES = (HOST,)
 UPGRADE = ("upgrade", "-i", str(INVENTORY), "--limit", HOST, "--target")
 
 

@@ -23,13 +23,12 @@ from tests.lab.lab import (
     wait_for_snapshot,
 )
 
-pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("machines"), pytest.mark.xdist_group("tune")]
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("machines")]
 PANICS = "panics"
+MACHINES = (PANICS,)
 
 
 def test_an_early_panic_comes_back_to_the_old_kernel(runs: Path) -> None:
-    if "machine tune: on" in lab("status"):
-        lab("stop", "--name", "tune")
     wait_for_snapshot("after-apt")
     lab("up", "--name", PANICS, "--from", "after-apt")
     defects.early_panic(PANICS)

@@ -17,8 +17,9 @@ import yaml
 
 from tests.lab.lab import BIN, INVENTORY, ROOT, Run, create, finished, guest, lab
 
-pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("machines"), pytest.mark.xdist_group("tune")]
-HOST = "tune"
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("machines")]
+HOST = "pcie"
+MACHINES = (HOST,)
 GPUS, PORTS = ("0001:01:00.0", "0001:02:00.0"), ("0001:00:01.0", "0001:00:02.0")
 BEFORE, AFTER = "2110", "5110"
 """Device Control with 512 and with 4096 bytes: extended tags and relaxed ordering stay."""
@@ -128,8 +129,6 @@ class TestPcie:
     before = ""
 
     def test_the_driver_sets_512_whenever_it_binds(self) -> None:
-        if f"machine {HOST}:" in lab("status"):
-            lab("down", "--name", HOST)
         create(HOST)
         assert controls() == {BEFORE}
         guest(HOST, "setpci", "-s", GPUS[0], "CAP_EXP+8.w=5000:7000")

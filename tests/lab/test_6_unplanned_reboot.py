@@ -10,10 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.lab import CONTAINER, INVENTORY, OLD, TARGET, boot_id, container_state, gpuhost, guest, kernel, lab
+from tests.lab.lab import (
+    CONTAINER,
+    INVENTORY,
+    OLD,
+    TARGET,
+    boot_id,
+    container_state,
+    gpuhost,
+    guest,
+    kernel,
+    lab,
+    wait_for_snapshot,
+)
 
-pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("machines"), pytest.mark.xdist_group("rolls")]
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("machines")]
 HOST = "roll4"
+MACHINES = (HOST,)
 ON_HOST = ("-i", str(INVENTORY), "--limit", HOST)
 CONFIG = f"/var/lib/lxc/{CONTAINER}/config"
 UNIT = "gpuhost-devices.service"
@@ -42,11 +55,8 @@ def reset() -> None:
 
 
 def test_the_boot_unit_alone_heals_an_autostarted_container(runs: Path) -> None:
-    for name in ("roll1", "roll2", "roll3"):
-        if f"machine {name}: on" in lab("status"):
-            lab("stop", "--name", name)
-    both = next(name for name in ("after-apt", "both-kernels-systemd-boot") if f"snapshot {name}" in lab("status"))
-    lab("up", "--name", HOST, "--from", both)
+    wait_for_snapshot("after-apt")
+    lab("up", "--name", HOST, "--from", "after-apt")
     assert gpuhost(runs, "reconcile", *ON_HOST).exit_status == 0
     assert kernel(HOST).startswith(OLD)
     before = uvm_major()

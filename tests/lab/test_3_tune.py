@@ -15,8 +15,9 @@ import pytest
 from gpuhost.sysctl_defaults import BY_KEY
 from tests.lab.lab import INVENTORY, Run, create, gpuhost, guest, lab
 
-pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("machines"), pytest.mark.xdist_group("tune")]
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("machines")]
 HOST = "tune"
+MACHINES = (HOST,)
 ON_HOST = ("-i", str(INVENTORY), "--limit", HOST)
 GPUS, PORTS = ("0001:01:00.0", "0001:02:00.0"), ("0001:00:01.0", "0001:00:02.0")
 HUGE_PAGES = "/sys/kernel/mm/transparent_hugepage/enabled"
@@ -112,8 +113,6 @@ class TestTune:
     live_before: dict[str, str] = {}  # noqa: RUF012 - set once, by the first test
 
     def test_a_hostile_file_is_found_before_anything_is_set(self, runs: Path) -> None:
-        if f"machine {HOST}:" in lab("status"):
-            lab("down", "--name", HOST)  # the tests before have made a GPU of it read-only
         create(HOST)
         put("/etc/ssh/sshd_config.d/00-lab-log.conf", "LogLevel VERBOSE\n")
         # not reload: that returns while sshd has no socket, and the next connection is refused

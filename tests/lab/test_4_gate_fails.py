@@ -19,15 +19,16 @@ from tests.lab.lab import (
     guest,
     kernel,
     lab,
+    wait_for_snapshot,
 )
 
-pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("machines"), pytest.mark.xdist_group("rolls")]
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("machines")]
 FIRST, SECOND = "roll2", "roll3"
+MACHINES = (FIRST, SECOND)
 
 
 def test_first_fails_its_gate_and_second_is_untouched(runs: Path) -> None:
-    if "machine roll1: on" in lab("status"):
-        lab("stop", "--name", "roll1")
+    wait_for_snapshot("after-apt")
     lab("up", "--name", FIRST, "--from", "after-apt")
     lab("up", "--name", SECOND)
     before, boot_before = checksums(SECOND), boot_id(SECOND)
