@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
-from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,18 @@ from gpuhost_cli.explain_text import printable
 LIMIT_S = 20.0
 """For the program that shows the log; a host that does not answer must not hold up the message."""
 LINE = 400
-TAIL_BYTES = 256 * 1024
+TAIL_BYTES = 4 << 20
+READ_LINES = 5000
+"""Read at most, to choose from: an engine of vLLM that dies makes each open stream write the same 60 lines."""
+ACCESS = re.compile(r'"(GET|POST) \S+ HTTP/1\.[01]" 200\b')
+"""uvicorn's line for a request that went well, which vLLM, SGLang and transformers write for each one: no news."""
+SEE_ABOVE = re.compile(r"See (stack trace \(above\)|root cause above)")
+"""vLLM's API server says so, for each open stream, when its engine is dead. Why is in the engine's own lines."""
+STARTED = "Application startup complete"
+"""uvicorn's. What stands before it is of an earlier life, or of this one's loading."""
+ENGINE = re.compile(r"\((?:EngineCore|VllmWorker|Worker)[^()]*\) (?:ERROR|CRITICAL) (?P<rest>.*)")
+DETAIL = re.compile(r"\[[\w.]+:\d+\](?: \s| Dumping |\s*$)")
+"""Of the engine's lines: a traceback's frames, its blank lines, and the dump of all its settings, 5 kB in one line."""
 
 
 @dataclass(frozen=True)
@@ -48,16 +60,26 @@ class LogSource:
 
 
 def last_lines(source: LogSource, lines: int) -> tuple[str, ...]:
-    """The last lines, safe for a terminal; one line with the reason where they can't be read."""
+    """The last lines that tell something, safe for a terminal; one with the reason where they can't be read."""
     if not source.name:
         return ()
-    argv = source.argv(lines)
+    argv = source.argv(max(lines, READ_LINES))
     try:
         text = _output(argv) if argv else _tail(Path(source.file))
     except (OSError, subprocess.SubprocessError) as error:
         return (f"(can't be read: {printable(str(getattr(error, 'strerror', None) or error))})",)
-    found = deque((line for line in text.splitlines() if line.strip()), maxlen=lines)
+    found = telling([line for line in text.splitlines() if line.strip()], lines)
     return tuple(printable(line[:LINE]) for line in found) or ("(empty)",)
+
+
+def telling(found: Sequence[str], lines: int) -> Sequence[str]:
+    """The last lines without those of requests that went well; for a dead engine of vLLM what that engine said."""
+    last = ([line for line in found if not ACCESS.search(line)] or found)[-lines:]
+    begun = max((number for number, line in enumerate(found) if STARTED in line), default=-1)
+    recent = found[begun + 1 :]
+    pointers = [line for line in recent if SEE_ABOVE.search(line)]
+    said = [line for line in recent if (match := ENGINE.search(line)) and not DETAIL.search(match["rest"])]
+    return [*said[-max(lines - 1, 1) :], pointers[-1]] if pointers and said else last
 
 
 def _tail(path: Path) -> str:

@@ -172,7 +172,10 @@ class Session:
             return serve_golden.compared(str(golden.path), golden.known, answers, golden.limits)
         found = serve_golden.recorded(str(golden.path), answers)
         if found.cause and golden.accept:
-            self._notes.append(f"garbled golden answers were accepted (--golden-accept): {found.sentence}")
+            bad = sum(row.verdict == "garbled" for row in found.rows)
+            self._notes.append(
+                f"{bad} of {len(answers)} golden answers are garbled and were accepted (--golden-accept)"
+            )
             found = replace(found, cause=None, sentence=f"{len(answers)} golden answers, garbled ones among them")
         if not found.cause:
             head = make_head("serve_golden", self._head.host, self._head.run_id)

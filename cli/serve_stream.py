@@ -27,7 +27,7 @@ from typing import Any
 
 from gpuhost_cli.records import one_line
 from gpuhost_cli.serve_documents import TokensBy
-from gpuhost_cli.serve_faults import ServeFault
+from gpuhost_cli.serve_faults import HttpRefused, ServeFault
 
 DONE = "[DONE]"
 MOST_SURE = 100.0
@@ -139,9 +139,7 @@ def piece_of(event: Event) -> Piece:
     if not isinstance(data, dict):
         raise ServeFault("serve.broken_stream", f"an event is no object: {one_line(event.data, 120)}", "bad_event")
     if data.get("error"):
-        raise ServeFault(
-            "serve.server_error", f"an error in the stream: {one_line(_message(data['error']), 300)}", "stream_error"
-        )
+        raise _refusal(data["error"])
     usage, choices = _mapping(data.get("usage")), data.get("choices")
     choice = _mapping(choices[0]) if isinstance(choices, list) and choices else {}
     delta = _mapping(choice.get("delta"))
@@ -169,8 +167,14 @@ def _count(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _message(error: Any) -> str:
-    return str(error.get("message") or error) if isinstance(error, dict) else str(error)
+def _refusal(error: Any) -> ServeFault:
+    """An error in the stream. vLLM may begin with HTTP 200 before it has looked at the question, and say 400 here."""
+    found = _mapping(error)
+    said = one_line(str(found.get("message") or error), 300)
+    code = _count(found.get("code"))
+    if code is not None and 400 <= code < 500:
+        return HttpRefused(code, said).as_fault("an error in the stream")
+    return ServeFault("serve.server_error", f"an error in the stream: {said}", "stream_error")
 
 
 def _logprobs(found: Any) -> tuple[tuple[str, ...], tuple[float, ...], tuple[float | None, ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,8 @@ from gpuhost_cli.trace_model import BrokenTrace, Trace, TraceError
 from gpuhost_cli.trace_shares import figures
 from gpuhost_cli.trace_steps import find, resolve_graphs
 
+FRONT_END = ".async_llm."
+"""In the name of what vLLM's API server writes of itself: HOST_PID.async_llm.TIME.pt.trace.json.gz."""
 HELP = "say where the time of a decode step goes, from a trace of torch's profiler or of Nsight Systems"
 EPILOG = """\
   gpuhost trace --server http://gpu1:30000 --engine sglang      make a trace
@@ -102,8 +105,12 @@ def analyse(options: argparse.Namespace) -> Report:
     power = trace_power.read(options.power, options.power_limit) if options.power else None
     files, gpus, notes = list[FileFigures](), list[GpuFigures](), list[str]()
     limits_w: dict[str, float] = {}
+    idle: list[str] = []
     for path in options.files:
         trace = _read(path, name or NONE_TOLD, options.partial)
+        if not len(trace.ops):
+            idle.append(_without_gpu(path, trace))
+            continue
         found = _figures(trace, options.steps, name, classes, limit["long_gap_us"])
         for index, gpu in found:
             known = power.of(index) if power else None
@@ -112,6 +119,10 @@ def analyse(options: argparse.Namespace) -> Report:
                 limits_w[gpu.label] = known[1]
         files.append(_file(trace))
         notes += [f"{path}: {note}" for note in trace.notes]
+    if not gpus:
+        raise TraceError("\n  ".join(idle))
+    notes += [f"{line} (left out)" for line in idle]
+    notes += _twice(gpus)
     findings = trace_rules.judge(gpus, limit, limits_w)
     gpus = [replace(gpu, kernels=gpu.kernels[: options.top]) for gpu in gpus]
     assumptions = (power.said,) if power else ()
@@ -131,13 +142,29 @@ def _read(path: Path, marks: re.Pattern[str], partial: bool) -> Trace:
         trace = (trace_nsys if database else trace_torch).read(path, marks, partial=partial)
     except BrokenTrace as error:
         raise TraceError(f"{error}; --partial reports what comes before") from error
-    if not len(trace.ops):
-        broken = f" before it breaks ({trace.broken})" if trace.broken else ""
-        raise TraceError(
-            f"{path}: no work of a GPU in its {trace.events:,} events{broken}: profile with the activity GPU (CUDA), "
-            "and while requests run"
-        )
     return trace
+
+
+def _without_gpu(path: Path, trace: Trace) -> str:
+    """Why a trace has no work of a GPU. vLLM writes one more for its front end, beside those of its ranks."""
+    if FRONT_END in path.name:
+        return f"{path}: the trace of vLLM's front end, which has no work on a GPU, other than those of the ranks"
+    broken = f" before it breaks ({trace.broken})" if trace.broken else ""
+    return (
+        f"{path}: no work of a GPU in its {trace.events:,} events{broken}: profile with the activity GPU (CUDA), "
+        "and while requests run; a server that runs on the CPU has none"
+    )
+
+
+def _twice(gpus: Sequence[GpuFigures]) -> list[str]:
+    """vLLM's folder keeps the files of all profiles: two of one rank are no two ranks."""
+    labels = Counter(gpu.label for gpu in gpus)
+    return [
+        f"{label} is in {count} files: give those of one profile, since all GPUs here are taken for ranks that run "
+        "together"
+        for label, count in labels.items()
+        if count > 1
+    ]
 
 
 def _figures(

@@ -51,7 +51,8 @@ ENGINES = {
     "vllm": Engine(
         "vLLM",
         "profiling is not enabled: start vLLM with VLLM_TORCH_PROFILER_DIR=/a/folder in its environment; versions from "
-        '0.13 on want --profiler-config \'{"profiler": "torch", "torch_profiler_dir": "/a/folder"}\' instead',
+        '0.13 on want --profiler-config \'{"profiler": "torch", "torch_profiler_dir": "/a/folder", '
+        '"torch_profiler_with_stack": false}\' instead',
     ),
 }
 
@@ -104,13 +105,14 @@ def where(engine: str, folder: str | None) -> str:
     """Where the server writes it, and what to do with it."""
     if engine == "sglang":
         place = folder or "the folder of SGLANG_TORCH_PROFILER_DIR in the server's environment, else /tmp"
-        name = "TIME-TP-RANK.trace.json.gz"
+        name, more = "TIME-TP-RANK.trace.json.gz", ""
     else:
         place = "the folder that the server was started with"
         name = "*.pt.trace.json.gz"
+        more = "Those named *async_llm* are of the front end, which has no work on a GPU.\n"
     return (
-        f"The traces are on the server's machine, one for each rank: {place}, named {name}.\n"
-        "Next: copy them here, then: gpuhost trace FILES"
+        f"The traces are on the server's machine, one for each rank: {place}, named {name}.\n{more}"
+        "Next: copy those of this profile here, then: gpuhost trace FILES"
     )
 
 
@@ -212,5 +214,6 @@ def _refused(error: urllib.error.HTTPError, engine: Engine) -> str:
         )
     if error.code in (401, 403):
         return f"HTTP {error.code}: the server wants an API key: --api-key-env NAME"
-    more = ": another profile runs, /stop_profile ends it" if "progress" in said.lower() else ""
+    runs = error.code == 409 or "progress" in said.lower()
+    more = ": another profile runs, /stop_profile ends it" if runs else ""
     return f"HTTP {error.code}{more}{f' ({said})' if said else ''}"

@@ -25,6 +25,7 @@ PHRASE = ("and", "so", "it", "goes")
 FAULTS = (
     "gone", "cut", "no_done", "no_finish", "stall", "pings", "bangs", "salad", "loop", "replacement", "http_500",
     "http_429", "redirect", "stream_error", "html", "empty", "not_json", "die_on_request", "refuse_logprobs", "endless",
+    "stream_refused",
 )  # fmt: skip
 JSON = "application/json"
 
@@ -181,6 +182,11 @@ class Answer:
             return True
         if self.fault == "stream_error":
             await self.event({"error": {"message": "EngineCore encountered an issue", "code": 500}})
+            await self.chunk(b"")
+            return True
+        if self.fault == "stream_refused":
+            await self.event({"error": {"message": "The prompt is empty", "type": "BadRequestError", "code": 400}})
+            await self.chunk(b"data: [DONE]\n\n")
             await self.chunk(b"")
             return True
         if self.fault in ("stall", "pings"):

@@ -324,6 +324,7 @@ def test_tls_is_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         ("not_json", "serve.broken_stream", "an event is no JSON"),
         ("empty", "serve.broken_stream", "the answer has no text (finish_reason length)"),
         ("stream_error", "serve.server_error", "an error in the stream: EngineCore encountered an issue"),
+        ("stream_refused", "serve.rejected", "an error in the stream: HTTP 400: The prompt is empty"),
         ("http_500", "serve.server_error", "HTTP 500: CUDA error: an illegal memory access was encountered"),
         ("http_429", "serve.rejected", "HTTP 429: CUDA error"),
         ("bangs", "serve.garbled", "'!' 60 times in a row"),
@@ -452,7 +453,10 @@ def test_garbage_is_not_recorded_unless_it_is_accepted(against: Check, tmp_path:
     found = against(["--fault", "bangs", "--good-first", "1"], *options)
     assert (found.status, found.document["cause"], path.exists()) == (1, "serve.garbled", False)
     assert "8 of 8 answers are garbled, nothing was recorded" in found.out
-    assert against(["--fault", "bangs", "--good-first", "1"], *options, "--golden-accept").status == 0
+    found = against(["--fault", "bangs", "--good-first", "1"], *options, "--golden-accept")
+    assert found.status == 0
+    assert "8 of 8 golden answers are garbled and were accepted (--golden-accept)" in found.out
+    assert "nothing was recorded" not in found.out
     assert path.exists()
 
 

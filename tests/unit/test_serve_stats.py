@@ -78,6 +78,14 @@ def test_chunks_that_were_read_together_have_no_itl_either() -> None:
     assert level(*[stream()] * 19, replace(stream(), gaps_s=(0.1,) * 8)).itl_ms is not None  # one in a hundred
 
 
+def test_answers_that_were_held_back_are_said() -> None:
+    """All but two of 40 chunks in one read: first and last arrival say nothing of the server's pace."""
+    at_once = replace(stream(tokens=40), gaps_s=(0.001,), last=0.501)
+    said_so = "1 of 3 answers were held up, here or on the way, and came in a few pieces"
+    assert said_so in said(level(stream(tokens=40), stream(tokens=40), at_once), max_tokens=40)
+    assert "held up" not in said(level(stream(tokens=40), stream(tokens=40, packed=20)), max_tokens=40)
+
+
 def test_an_empty_level() -> None:
     found = level(complete=False)
     assert (found.output_tok_s, found.ttft_ms, found.tokens_by, found.tokens_per_chunk) == (None, None, None, None)
@@ -101,6 +109,10 @@ def test_a_clean_run_says_nothing_but_how_few_there_are() -> None:
         (said(level(stream()), dialect=Dialect(done=False)), "without [DONE]"),
         (said(level(replace(stream(), tokens_by="chunks"))), "no usage from this server: each chunk with text was"),
         (said(level(replace(stream(), cached_tokens=19))), "95 % of the prompts' tokens came out of the server's pref"),
+        (
+            said(level(replace(stream(), cached_tokens=None))),
+            "process has had --seed 1 before, TTFT is too good",
+        ),
         (said(level(stream(), stream()), lines=("a",)), "1 prompts for 2 answers"),
         (said(level(stream(), client=ClientLoad(91.0, 0.1))), "late at concurrency 1: up to 0 ms at p99, with 91 % of"),
         (said(level(stream(), client=ClientLoad(5.0, 30.0))), "up to 30 ms at p99, with 5 % of a core"),
@@ -108,6 +120,18 @@ def test_a_clean_run_says_nothing_but_how_few_there_are() -> None:
 )
 def test_what_is_not_as_defined_is_said(text: str, expected: str) -> None:
     assert expected in text
+
+
+def test_what_a_server_has_cached_is_asked_once() -> None:
+    """Neither where it says so, nor where it gives no counts at all, nor where the prompts are the reader's own."""
+    unknown = level(replace(stream(), cached_tokens=None))
+    for text in (
+        said(level(stream(), replace(stream(), cached_tokens=None))),
+        said(level(replace(stream(), cached_tokens=None, prompt_tokens=None))),
+        said(unknown, lines=("a",)),
+    ):
+        assert "prefix cache" not in text
+    assert said(unknown, unknown).count("prefix cache") == 1
 
 
 def test_lateness_that_is_small_beside_a_token_is_not_said() -> None:

@@ -190,6 +190,16 @@ def test_a_last_event_without_its_empty_line_counts() -> None:
             "an error in the stream: out of memory",
         ),
         ([data({"error": "worker died"})], "serve.server_error", "an error in the stream: worker died"),
+        (
+            [data({"error": {"message": "worker died", "type": "InternalServerError", "code": 500}})],
+            "serve.server_error",
+            "an error in the stream: worker died",
+        ),
+        (
+            [data({"error": {"message": "the prompt is empty", "type": "BadRequestError", "code": 400}}), DONE],
+            "serve.rejected",
+            "an error in the stream: HTTP 400: the prompt is empty",
+        ),
     ],
 )
 def test_broken_streams(reads: list[bytes], code: str, says: str) -> None:

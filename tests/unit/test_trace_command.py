@@ -102,6 +102,31 @@ def test_a_trace_without_a_gpu(tmp_path, capsys):
     status, _, err = run(capsys, no_gpu(tmp_path))
     assert status == 2
     assert "no work of a GPU in its 1 events: profile with the activity GPU (CUDA), and while requests run" in err
+    assert "a server that runs on the CPU has none" in err
+
+
+def test_all_files_of_a_vllm_folder(tmp_path, capsys):
+    """One for each rank, and one of the front end, in which no GPU works; the names are those of vLLM 0.32."""
+    front = no_gpu(tmp_path).rename(tmp_path / "host_3671.async_llm.1796.pt.trace.json.gz")
+    rank = write(tmp_path, Plan(rank=0), "dp0_pp0_tp0_dcp0_ep0_rank0.1797.pt.trace.json.gz")
+    status, out, err = run(capsys, front, rank)
+    assert (status, err) == (0, "")
+    assert "rank 0 GPU 0 synthetic GPU: 0.826 ms a step" in out
+    document = json.loads(run(capsys, front, rank, "--json")[1])
+    said = "the trace of vLLM's front end, which has no work on a GPU, other than those of the ranks"
+    assert document["notes"] == [f"{front}: {said} (left out)"]
+    assert [item["path"] for item in document["files"]] == [str(rank)]
+    status, out, err = run(capsys, front)
+    assert (status, out) == (2, "")
+    assert err == f"gpuhost: {front}: {said}\n"
+
+
+def test_two_profiles_are_no_two_ranks(tmp_path, capsys):
+    paths = [write(tmp_path, Plan(rank=0), f"rank0.{time}.pt.trace.json.gz") for time in (1796, 1797)]
+    _, out, _ = run(capsys, *paths)
+    assert "note: rank 0 GPU 0 is in 2 files: give those of one profile, since all GPUs" in " ".join(out.split())
+    _, out, _ = run(capsys, paths[0])
+    assert "is in 2 files" not in out
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,7 @@ def test_vllm_is_started_and_stopped(capsys, monkeypatch):
     assert status == 0
     assert asked == [("/start_profile", None, "Bearer secret-1"), ("/stop_profile", None, "Bearer secret-1")]
     assert "the folder that the server was started with, named *.pt.trace.json.gz" in out
+    assert "Those named *async_llm* are of the front end, which has no work on a GPU." in out
     assert "secret-1" not in out
 
 
@@ -93,7 +94,7 @@ def test_vllm_is_started_and_stopped(capsys, monkeypatch):
     ("engine", "answer", "words"),
     [
         ("vllm", (404, "{}"), "profiling is not enabled: start vLLM with VLLM_TORCH_PROFILER_DIR=/a/folder"),
-        ("vllm", (404, "{}"), "torch_profiler_dir"),
+        ("vllm", (404, "{}"), '"torch_profiler_dir": "/a/folder", "torch_profiler_with_stack": false}'),
         ("sglang", (404, "{}"), "HTTP 404: SGLang has this route always: is it another server, or a router?"),
         ("sglang", (302, ""), "HTTP 302: redirected to /login: name the server itself"),
         ("sglang", (401, "no"), "HTTP 401: the server wants an API key: --api-key-env NAME"),
@@ -101,6 +102,11 @@ def test_vllm_is_started_and_stopped(capsys, monkeypatch):
             "sglang",
             (400, "Profiling is already in progress."),
             "HTTP 400: another profile runs, /stop_profile ends it (Profiling is already in progress.)",
+        ),
+        (
+            "vllm",
+            (409, '{"error":{"message":"A profiling session is already active."}}'),
+            "HTTP 409: another profile runs, /stop_profile ends it (",
         ),
         ("vllm", (500, "boom\x1b[31m" + 999 * "x"), "HTTP 500 (boom\\x1b[31mxxx"),
     ],
