@@ -101,7 +101,8 @@ async def _look(client: Client) -> tuple[str, tuple[str, ...] | None]:
     except HttpRefused as error:
         if error.status in LOADING:
             return f"HTTP {error.status} ({one_line(error.excerpt, 40) or 'loading'})", None
-        if error.status == 404:
+        # Where the model is named, its own answer says whether it is there.
+        if error.status == 404 or (error.status >= 500 and client.endpoint.model):
             return "no list of models", ()
         raise error.as_fault(f"{client.endpoint.url}/models") from error
     except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
@@ -125,19 +126,22 @@ def _unreachable(error: Exception, client: Client) -> str:
 
 
 def chosen_model(wanted: str, models: tuple[str, ...]) -> str:
-    """The model to ask. Raises ServeFault, with what is served."""
-    if wanted and (not models or wanted in models):
-        return wanted
-    served = ", ".join(models) or "nothing that is listed"
+    """The model to ask. Raises ServeFault, with what is served, where it is not clear.
+
+    One that is named and not listed is asked for all the same: some servers list other things than they serve.
+    """
     if wanted:
-        raise ServeFault("serve.wrong_model", f"{wanted} is not served here; served: {served}")
+        return wanted
     if len(models) != 1:
+        served = ", ".join(models) or "nothing that is listed"
         raise ServeFault("serve.wrong_model", f"--model has to say which one; served: {served}")
     return models[0]
 
 
-async def first_answer(client: Client, prompt: str, waiting: Waiting, source: LogSource) -> Dialect:
-    """Get an answer, and find out what this server takes. Raises ServeFault."""
+async def first_answer(
+    client: Client, prompt: str, waiting: Waiting, source: LogSource, models: tuple[str, ...] = ()
+) -> Dialect:
+    """Get an answer, and find out what this server takes. Raises ServeFault. ``models``: what it has listed."""
     refused = ""
     for number, dialect in enumerate(DIALECTS):
         try:
@@ -146,6 +150,9 @@ async def first_answer(client: Client, prompt: str, waiting: Waiting, source: Lo
             if error.status in NO_OPTION and number + 1 < len(DIALECTS):
                 refused = refused or one_line(error.excerpt, 160)
                 continue
+            if error.status == 404 and models and client.endpoint.model not in models:
+                observed = f"{client.endpoint.model} is not served here; served: {', '.join(models)}"
+                raise ServeFault("serve.wrong_model", observed) from error
             raise error.as_fault("the first question") from error
         return replace(
             dialect, done=stream[0], usage=stream[1], continuous_usage=dialect.continuous_usage and stream[2],

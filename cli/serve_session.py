@@ -112,7 +112,9 @@ class Session:
         known = self.plan.golden.known if self.plan.golden else None
         if known and known.model != self._model:
             self._notes.append(f"golden answers are of {known.model}, served is {self._model}")
-        self._dialect = await first_answer(client, self.plan.prompts.text(0), self._waiting, self.plan.log)
+        self._dialect = await first_answer(client, self.plan.prompts.text(0), self._waiting, self.plan.log, models)
+        if models and self._model not in models:
+            self._notes.append(f"{self._model} answers, although this server lists only {', '.join(models)}")
         self._waited, self._waiting = self._waiting.waited(), None
         self.ticker.line(f"{self._model} answers after {clock(sum(item.seconds for item in self._waited))}")
 

@@ -25,7 +25,7 @@ PHRASE = ("and", "so", "it", "goes")
 FAULTS = (
     "gone", "cut", "no_done", "no_finish", "stall", "pings", "bangs", "salad", "loop", "replacement", "http_500",
     "http_429", "redirect", "stream_error", "html", "empty", "not_json", "die_on_request", "refuse_logprobs", "endless",
-    "stream_refused",
+    "stream_refused", "no_list",
 )  # fmt: skip
 JSON = "application/json"
 
@@ -89,9 +89,11 @@ class Server:
                 head = b"HTTP/1.1 307 X\r\nLocation: https://elsewhere.invalid/v1/models\r\nContent-Length: 0\r\n\r\n"
                 writer.write(head)
                 return True
+            if options.fault == "no_list":
+                return await plain(writer, 500, "Internal Server Error", "text/plain")
             if options.fault == "html":
                 return await plain(writer, 200, "<html>It works!</html>", "text/html")
-            listed = [{"id": name, "object": "model"} for name in self.models]
+            listed = [{"id": name, "object": "model"} for name in (options.lists or options.models).split(",") if name]
             return await plain(writer, 200, json.dumps({"object": "list", "data": listed}))
         if line[1] not in ("/v1/chat/completions", "/v1/completions"):
             return await plain(writer, 404, error(f"no such path {line[1]}"))
@@ -272,6 +274,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--opens-after", type=float, default=0.0, help="seconds until it listens")
     made.add_argument("--loading", type=float, default=0.0, help="seconds of HTTP 503")
     made.add_argument("--models", default="tiny")
+    made.add_argument("--lists", default="", help="other models than it serves, as transformers serve does")
     made.add_argument("--tls", help="file with key and certificate")
     made.add_argument("--key", default="")
     made.add_argument("--ttft", type=float, default=0.01)

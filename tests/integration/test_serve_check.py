@@ -273,6 +273,26 @@ def test_what_can_not_be_asked(against: Check, server: list[str], options: list[
     assert says in " ".join(found.err.split())
 
 
+@pytest.mark.parametrize(
+    ("server", "note"),
+    [
+        (["--fault", "no_list"], ""),
+        (["--lists", "a,b"], "tiny answers, although this server lists only a, b"),
+    ],
+)
+def test_a_model_that_is_named_is_asked_for_whatever_is_listed(against: Check, server: list[str], note: str) -> None:
+    found = against(server, "--model", "tiny")
+    assert found.status == 0, found.err
+    assert note in " ".join(found.out.split())
+    assert ("although" in found.out) == bool(note)
+
+
+def test_no_list_and_no_name(against: Check) -> None:
+    found = against(["--fault", "no_list"])
+    assert (found.status, found.document["cause"]) == (1, "serve.server_error")
+    assert "/v1/models: HTTP 500: Internal Server Error" in " ".join(found.err.split())
+
+
 def test_a_name_that_is_not_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = check("http://no-such-host.invalid", tmp_path, capsys)
     assert (found.status, found.document["cause"]) == (2, "serve.not_ready")
