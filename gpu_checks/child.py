@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import Any, Callable
+from typing import Any, Callable, ClassVar
 
 from gpu_checks import processes
 from gpu_checks.causes import CAUSES
@@ -200,6 +200,9 @@ class Child:
     _living = 0
     """How many there are now: as long as there is one, orphans below us become our children, see ``processes``."""
 
+    _others: ClassVar[set[int]] = set()
+    """All of them, also those that began after this one, and what outlived SIGKILL: none of its own, whoever ends."""
+
     def __init__(self, function: Callable[[PipeReport], None]) -> None:
         """Start it. Raises OSError where no process can be had."""
         self._spared = processes.children(os.getpid())
@@ -218,6 +221,7 @@ class Child:
             self._pid = os.fork()
             if self._pid == 0:
                 processes.only_live(parent, functools.partial(_life, function, report, stderr))
+            Child._others.add(self._pid)
         except OSError:
             self.__exit__()
             raise
@@ -240,9 +244,11 @@ class Child:
             processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 0)
 
     def _end(self) -> tuple[int | None, list[int]]:
-        ended = processes.end_all(self._pid, self._spared)
+        Child._others.discard(self._pid)
+        wait_status, survivors = processes.end_all(self._pid, self._spared | Child._others)
+        Child._others.update(survivors)
         self._pid = 0
-        return ended
+        return wait_status, survivors
 
     def lives(self) -> bool:
         """Whether it has not died yet."""

@@ -67,10 +67,16 @@ def missing() -> Why | None:
 
 
 @functools.cache
-def _imported() -> Torch:
-    """torch, with the seconds of the import that really loaded it. Raises whatever the import does."""
+def _imported(name: str) -> Torch | Exception:
+    """torch, with the seconds of the import that really loaded it; or why it failed: halfway it can't try again.
+
+    An import runs everything: a library that is missing, a version that does not fit.
+    """
     begin = time.monotonic()
-    module = importlib.import_module(NAME)
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:
+        return error
     return Torch(module, time.monotonic() - begin)
 
 
@@ -84,21 +90,18 @@ def load(report: Report) -> Torch:
     if absent is not None:
         raise NoTorch(absent)
     _announce(report)
-    try:
-        return _imported()
-    except Exception as error:  # an import runs everything: a library that is missing, a version that does not fit
-        lines = [line.strip() for line in f"{type(error).__name__}: {error}".splitlines() if line.strip()]
-        raise NoTorch(Why("torch.broken", f"import torch in {sys.executable}: {lines[-1]}")) from error
+    found = _imported(NAME)
+    if isinstance(found, Torch):
+        return found
+    lines = [line.strip() for line in f"{type(found).__name__}: {found}".splitlines() if line.strip()]
+    raise NoTorch(Why("torch.broken", f"import torch in {sys.executable}: {lines[-1]}")) from found
 
 
 def import_ahead(report: Report) -> None:
-    """Import torch before it is needed. Where there is none, that is for ``load`` to say.
-
-    Raises what the import raises: a process in which it failed halfway can't try again.
-    """
+    """Import torch before it is needed. Where there is none, or it fails, that is for ``load`` to say."""
     if missing() is None:
         _announce(report)
-        _imported()
+        _imported(NAME)
 
 
 def covers(architectures: list[str], major: int, minor: int) -> bool:

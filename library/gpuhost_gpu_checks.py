@@ -35,6 +35,7 @@ options:
   tolerance: {description: As for M(gpuhost_gate)., type: dict, default: {}}
   first_run: {description: As for M(gpuhost_gate)., type: str, choices: ['', record], default: ''}
   baseline: {description: As for M(gpuhost_gate)., type: str, choices: [keep, replace], default: keep}
+  require_p2p: {description: As for M(gpuhost_gate)., type: bool, default: false}
   quick: {description: Only what shows within seconds that something is broken., type: bool, default: false}
   decode:
     description: 'What the check decode measures: model, tp, context, batch; see M(gpuhost_decode_check).'
@@ -125,7 +126,8 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
         lines = start_what_is_measured(host, now, params["targets"])
         answers, again = measure(host, params, now.gpu_nodes_before, rules)
         found = check_runner.document(params["host_name"], params["run_id"], answers)
-        return steps.Done(now, (*lines, *again), documents=(found,), answer={"targets": answers, **known})
+        # A container that was started is a change; what was measured twice is none.
+        return steps.Done(now, (*lines, *again), (), (found,), bool(lines), {"targets": answers, **known})
 
     if roll is not None and roll.is_open:
         return steps.run_step(host, params, check, "gate", "measure", gate)
@@ -149,6 +151,7 @@ def main() -> None:
         "timeout_s": {"type": "int", "default": 120},
         "quick": {"type": "bool", "default": False},
         **RULES_ARGUMENTS,
+        "require_p2p": {"type": "bool", "default": False},
         "decode": {"type": "dict", "default": {}},
     }
     run_module(arguments, work)

@@ -23,8 +23,19 @@ NAME, UNIT = "decode", "figures"
 US, SHOWN = "us", "us_shown"
 """Microseconds, and such that no gate holds against a baseline: of the host, or of a part that hardly reads memory."""
 
-BUDGET_S = 50.0
-"""After this no further part is begun. All of them take some 20 s on an H200, the import of torch included."""
+AT_MOST_S = 70.0
+"""For one more part, and what else a check may still have to do once its time for parts is over: all of them together
+take some 10 s on an H200, the import of torch included."""
+
+
+def budget(timeout_s: float) -> float:
+    """Seconds after which no further part is begun.
+
+    >>> budget(120.0), budget(40.0)
+    (50.0, 10.0)
+    """
+    return max(timeout_s - AT_MOST_S, timeout_s / 4)
+
 
 MESSAGE_LENGTH = 240
 """Of an error: torch names all of its backends in one line."""
@@ -78,10 +89,10 @@ class Run:
 
     def late(self) -> Why | None:
         """Why nothing further is begun."""
-        taken = time.monotonic() - self.parts.begin
-        if taken <= BUDGET_S:
+        taken, limit = time.monotonic() - self.parts.begin, budget(self.options.timeout_s)
+        if taken <= limit:
             return None
-        return Why("decode.out_of_time", f"after {taken:.0f} s of the {BUDGET_S:g} s that there are for all parts")
+        return Why("decode.out_of_time", f"after {taken:.0f} s of the {limit:g} s that there are for all parts")
 
     def add(
         self, what: str, unit: str, how: str, samples: Samples, begin: float, detail: dict[str, Any]

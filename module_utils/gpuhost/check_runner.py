@@ -151,7 +151,7 @@ def measure_for_gate(
         slow = gate_again.wanted(required, answers, rules)
         for target, checks in slow.items():
             again = _measure_all(host, replace(order, checks=list(checks)), [target], gpus_before)[target]
-            better = gate_again.better_of(answers[target]["measurements"], again["measurements"])
+            better = gate_again.better_of(answers[target]["measurements"], again["measurements"], target, rules)
             answers[target] = {**answers[target], "measurements": better}
     return answers, gate_again.lines(slow)
 

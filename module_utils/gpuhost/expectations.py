@@ -219,10 +219,15 @@ def _of_baseline(item: Item, entry: Entry, rules: Rules) -> Limit | None:
     percent = rules.tolerance[pattern] if pattern is not None else _usual_tolerance(item["name"], unit, rules)
     if unit in LOWER_IS_BETTER:
         high = min(max(entry.value * (1 + percent / 100), entry.p80 or 0), entry.value * (1 + 2 * percent / 100))
-        return Limit(None, high, False, f"at most {quantity(high, unit)} (baseline + {percent:g} %)", "baseline")
+        return Limit(None, high, False, f"at most {quantity(high, unit)} (baseline + {_off(high, entry)})", "baseline")
     edge = entry.value if entry.p20 is None else entry.p20
     low = max(min(entry.value * (1 - percent / 100), edge), entry.value * (1 - 2 * percent / 100))
-    return Limit(low, None, False, f"at least {quantity(low, unit)} (baseline - {percent:g} %)", "baseline")
+    return Limit(low, None, False, f"at least {quantity(low, unit)} (baseline - {_off(low, entry)})", "baseline")
+
+
+def _off(limit: float, entry: Entry) -> str:
+    """How far a limit is from its baseline: the tolerance, or more where the baseline's own spread is wider."""
+    return f"{100 * abs(limit - entry.value) / entry.value:.3g} %" if entry.value else "0 %"
 
 
 def _usual_tolerance(name: str, unit: str, rules: Rules) -> float:

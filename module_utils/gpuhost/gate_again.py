@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .documents import Comparison
-from .expectations import Item, Rules, value_of
+from .expectations import Item, Rules, limit_for, share_of, value_of
 from .gate import Targets, judge_check
 from .gate_rows import BAD, COUNT_UNIT, SLOW, TWICE
 from .gate_text import HIGHER_IS_BETTER, LOWER_IS_BETTER, quantity
@@ -19,9 +19,13 @@ SPEEDS = (HIGHER_IS_BETTER | LOWER_IS_BETTER) - {COUNT_UNIT}
 """Units of figures, of which the better of two is the one with less in its way."""
 
 
+TOO_SLOW = frozenset({*SLOW.values(), "p2p.collapse"})
+"""Causes of a row that is bad for its speed alone. A pair without P2P has a speed too, and not for that it is bad."""
+
+
 def is_slow(row: Comparison) -> bool:
     """Whether a row is bad for its speed alone."""
-    return row.verdict == "fail" and row.value is not None and row.unit in SPEEDS and bool(row.limit)
+    return row.verdict == "fail" and row.value is not None and row.unit in SPEEDS and row.cause in TOO_SLOW
 
 
 def wanted(required: Sequence[str], targets: Targets, rules: Rules) -> dict[str, dict[str, list[Comparison]]]:
@@ -55,18 +59,18 @@ def lines(slow: Mapping[str, Mapping[str, Sequence[Comparison]]]) -> list[str]:
     return found
 
 
-def better_of(first: Sequence[Item], second: Sequence[Item]) -> list[Item]:
-    """Both runs of some checks as one: of each speed the better value, of everything else what is worse.
+def better_of(first: Sequence[Item], second: Sequence[Item], target: str, rules: Rules) -> list[Item]:
+    """Both runs of some checks on a target as one: of each speed the better value, of everything else what is worse.
 
     ``second`` may have fewer checks than ``first``.
     """
     later = {item["name"]: item for item in second}
     known = {item["name"] for item in first}
-    merged = [_better(item, later[item["name"]]) if item["name"] in later else item for item in first]
+    merged = [_better(item, later[item["name"]], target, rules) if item["name"] in later else item for item in first]
     return [*merged, *(item for item in second if item["name"] not in known)]
 
 
-def _better(first: Item, second: Item) -> Item:
+def _better(first: Item, second: Item, target: str, rules: Rules) -> Item:
     """Only a measured second value replaces the first; an error of the second run counts as one of the first would."""
     if second.get("status") == "error" or first.get("status") != "measured":
         return second
@@ -75,7 +79,12 @@ def _better(first: Item, second: Item) -> Item:
     values = (value_of(first), value_of(second))
     if first.get("unit") not in SPEEDS or values[0] is None or values[1] is None:
         return second
-    higher = first["unit"] in HIGHER_IS_BETTER
-    best = second if (values[1] > values[0]) == higher else first
+    limit, shares = limit_for(first, target, rules), (share_of(first), share_of(second))
+    if limit is not None and limit.of_share and shares[0] is not None and shares[1] is not None:
+        # What is held against the limit decides: of several transfers at once that is the worst one's share of its own
+        # fair share, while the value is the smallest share of all. The one can be better where the other is worse.
+        best = second if shares[1] > shares[0] else first
+    else:
+        best = second if (values[1] > values[0]) == (first["unit"] in HIGHER_IS_BETTER) else first
     detail: dict[str, Any] = {**(best.get("detail") or {}), TWICE: list(values)}
     return {**best, "detail": detail}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fake_host import FakeHost
-from fake_roll import HOST_NAME, RUN_ID, debian_host, step
+from fake_roll import HOST_NAME, RUN_ID, debian_host, prepared, step
 from fake_tree import CONTAINER, NEW
 from test_gate_values import answer, base, entry, measured
 
@@ -84,6 +84,16 @@ def test_a_missing_gpu_is_no_speed() -> None:
     assert wanted(*items) == {}
 
 
+def test_a_pair_without_p2p_is_no_speed() -> None:
+    """Where P2P is required the pair fails for that, and has a figure beside: it is told at once."""
+    staged = measured("p2p.ce.0-1", 20.0, detail={"peer_access": False})
+    pairs = measured("p2p", 2, "pairs")
+    assert wanted(staged, pairs, required=("p2p",), rules=Rules(require_p2p=True)) == {}
+    items = [staged, pairs, *memory(3000.0)]
+    strict = Rules(baselines=KNOWN, require_p2p=True)
+    assert wanted(*items, required=("p2p", "memory"), rules=strict) == {}
+
+
 def test_what_has_no_expectation_is_not_measured_again() -> None:
     assert wanted(*memory(3000.0), rules=Rules()) == {}
 
@@ -109,7 +119,7 @@ def test_it_says_what_and_why() -> None:
 
 
 def merged(first: dict[str, Any], *second: dict[str, Any]) -> dict[str, Any]:
-    (found,) = gate_again.better_of([first], second)
+    (found,) = gate_again.better_of([first], second, "host", RULES)
     return dict(found)
 
 
@@ -119,6 +129,19 @@ def test_of_a_speed_the_better_value_counts() -> None:
     assert merged(measured("a", 4000.0), measured("a", 3000.0))["value"] == 4000.0
     assert merged(measured("a", 20.0, "us"), measured("a", 10.0, "us"))["value"] == 10.0
     assert merged(measured("a", 10.0, "us"), measured("a", 20.0, "us"))["value"] == 10.0
+
+
+def test_of_several_transfers_the_better_share_of_what_is_fair_counts() -> None:
+    """Its value is the smallest share of all: here that of a flow that shares its port, and is well."""
+    detail = {"pattern": "ring", "peer_access": True, "link": {"kind": "nvlink"}}
+    collapsed = measured("p2p.together.ce.ring", 0.42, "share", detail={**detail, "of_expected": 0.42})
+    well = measured("p2p.together.ce.ring", 0.41, "share", detail={**detail, "of_expected": 0.82})
+    for pair in ((collapsed, well), (well, collapsed)):
+        (found,) = gate_again.better_of(pair[:1], pair[1:], "host", Rules())
+        assert found["detail"]["of_expected"] == 0.82
+    known = Rules(baselines=base(p2p__together__ce__ring=entry(0.5, "share")))
+    (found,) = gate_again.better_of([well], [collapsed], "host", known)
+    assert found["value"] == 0.42  # held against the baseline, it is the value that counts
 
 
 def test_a_count_is_that_of_the_second_run() -> None:
@@ -137,18 +160,19 @@ def test_what_the_second_run_did_not_measure_stays_as_it_was() -> None:
 
 
 def test_what_only_the_second_run_has_is_there() -> None:
-    names = [item["name"] for item in gate_again.better_of([measured("a", 1.0)], [measured("b", None, status="error")])]
-    assert names == ["a", "b"]
+    error = measured("b", None, status="error")
+    both = gate_again.better_of([measured("a", 1.0)], [error], "host", RULES)
+    assert [item["name"] for item in both] == ["a", "b"]
 
 
 def test_a_figure_that_is_slow_twice_fails_with_both_values() -> None:
-    result = gate(gate_again.better_of(memory(3000.0), memory(3100.0)))
+    result = gate(gate_again.better_of(memory(3000.0), memory(3100.0), "host", RULES))
     assert (result.status, result.cause) == ("fail", "memory.slow")
     assert "memory.copy.gpu0 is 3100 GB/s at best (measured twice: 3000 GB/s and 3100 GB/s), -22.5 %" in result.sentence
 
 
 def test_a_figure_that_was_slow_once_passes_and_is_told() -> None:
-    result = gate(gate_again.better_of(memory(3000.0), memory(second=3990.0)))
+    result = gate(gate_again.better_of(memory(3000.0), memory(second=3990.0), "host", RULES))
     assert result.status == "pass"
     (note,) = [line for line in result.notes if "twice" in line]
     assert note.startswith("host memory: measured twice")
@@ -201,6 +225,26 @@ def test_the_second_run_has_only_what_was_slow(host: FakeHost) -> None:
     assert by_name == {"device_access": 2, "memory": 2, "memory.copy.gpu0": 3990.0, "memory.copy.gpu1": 4000.0}
     assert [line for line in found["lines"] if "measured again" in line]
     assert found["targets"][CONTAINER]["checks"] == ["device_access", "memory"]
+
+
+def test_in_a_roll_a_second_run_is_no_change(host: FakeHost) -> None:
+    prepared(host)
+    for changed in (True, False):  # the first gate starts the container that the drain has stopped
+        if changed:
+            step(host, "gpuhost_workload", state="drained")
+        answers(host, [measured("device_access", 2, "gpus"), *memory(3000.0)], memory(3990.0))
+        found = measure(host)
+        assert [line for line in found["lines"] if "measured again" in line]
+        assert found["changed"] is changed
+
+
+def test_where_p2p_is_required_a_gate_without_it_is_told_at_once(host: FakeHost) -> None:
+    staged = measured("p2p.ce.0-1", 20.0, detail={"peer_access": False})
+    answers(host, [staged, measured("p2p", 2, "pairs"), *memory(3000.0)])
+    archive = base64.b64encode(b"PK").decode()
+    given = {"archive": archive, "checks": [], "required": ["p2p", "memory"], "require_p2p": True}
+    step(host, "gpuhost_gpu_checks", **given)
+    assert len(host.ran("lxc-attach")) == 1
 
 
 def test_a_healthy_host_runs_it_once(host: FakeHost) -> None:

@@ -101,6 +101,14 @@ def test_a_baselines_own_spread_does_not_excuse_everything() -> None:
     assert gate(measured("memory", 3599.0), baselines=wild).status == "fail"
 
 
+def test_a_limit_says_how_far_it_is_from_the_baseline() -> None:
+    """Also where it is the baseline's own spread that decides: 3700 is no 5 % below 4000."""
+    noisy = base(allreduce=entry(10.0, "us", p80=12.5), memory=entry(4000.0, p20=3700.0))
+    assert rows(gate(MEMORY[0], baselines=noisy))["memory"].limit == "at least 3700 GB/s (baseline - 7.5 %)"
+    found = gate(measured("allreduce", 10.0, "us"), required="allreduce", baselines=noisy)
+    assert rows(found)["allreduce"].limit == "at most 12.5 us (baseline + 25 %)"
+
+
 @pytest.mark.parametrize(
     ("tolerance", "status"),
     [({}, "fail"), ({"gb_s": 10}, "pass"), ({"memory": 10}, "pass"), ({"memory*": 10, "gb_s": 1}, "pass"),

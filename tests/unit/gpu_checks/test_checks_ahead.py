@@ -72,6 +72,15 @@ def test_its_limit_begins_at_its_turn(slow_torch):
     assert [each.status for each in made] == ["measured", "measured"]
 
 
+def test_two_that_import_do_not_end_each_other(slow_torch):
+    third = replace(SECOND, name="third")
+    (first, *others), _ = run(works(ONE), SECOND, third)
+    assert first == ONE
+    assert [each.status for each in others] == ["measured", "measured"]
+    assert sorted(importers(slow_torch)) == sorted(each.detail["pid"] for each in others)
+    assert others[0].detail["pid"] != others[1].detail["pid"]
+
+
 def test_what_is_broken_is_said_without_waiting_for_the_import(slow_torch):
     slow_torch.write_text(slow_torch.read_text() + "time.sleep(30)\n")
     told = Check("second", "s", "gpus", lambda _options, report: report.add(BROKEN), uses_torch=True)
@@ -90,14 +99,16 @@ def test_what_is_not_measured_is_no_fault(slow_torch):
     ("code", "message"),
     [("import os\nos.kill(os.getpid(), 11)\n", "killed by SIGSEGV"), ("1/0\n", "ZeroDivisionError")],
 )
-def test_an_import_that_fails_is_reported_as_without_it(slow_torch, code, message):
+@pytest.mark.parametrize("seconds", [0.0, WORK_S + 0.5], ids=["before its turn", "at its turn"])
+def test_an_import_that_fails_is_reported_as_without_it(slow_torch, code, message, seconds):
     def load(_options, report):
         try:
             torch_gpu.load(report)
         except torch_gpu.NoTorch as error:
             report.add(replace(BROKEN, cause=error.why.cause, detail={"message": error.why.message}))
 
-    slow_torch.write_text("import faulthandler\nfaulthandler.disable()\n" + code)  # pytest's would print here
+    # pytest's handler of faults would print here
+    slow_torch.write_text(f"import faulthandler, time\nfaulthandler.disable()\ntime.sleep({seconds})\n" + code)
     (first, last), _ = run(works(ONE), replace(SECOND, run=load))
     assert (first, last.cause) == (ONE, "torch.broken")
     assert message in last.detail["message"]

@@ -219,7 +219,7 @@ def test_out_of_memory_of_torch_is_no_fault():
 
 
 def test_what_takes_too_long_is_not_begun(monkeypatch):
-    monkeypatch.setattr(decode_run, "BUDGET_S", -1.0)
+    monkeypatch.setattr(decode_run, "budget", lambda _timeout_s: -1.0)
     seen = check(monkeypatch, GQA, reduced=ONE_RANK)
     assert seen["decode.step"].status == "measured"
     assert {each.cause for name, each in seen.items() if name.startswith("decode.part.")} == {

@@ -52,8 +52,10 @@ def package(tmp_path, monkeypatch):
             (tmp_path / "torch").mkdir()
             (tmp_path / "torch/__init__.py").write_text(text)
 
+    torch_gpu._imported.cache_clear()
     yield write
     sys.modules.pop("torch", None)
+    torch_gpu._imported.cache_clear()
 
 
 def test_no_torch_is_said_at_once(package):
