@@ -61,7 +61,7 @@ from ansible.module_utils.gpuhost import baselines, check_runner, deadman, devic
 from ansible.module_utils.gpuhost.blockers import KNOWN_CHECKS
 from ansible.module_utils.gpuhost.errors import stop
 from ansible.module_utils.gpuhost.expectations import RULES_ARGUMENTS, Rules, rules_of
-from ansible.module_utils.gpuhost.gate_rows import SLOW
+from ansible.module_utils.gpuhost.gate_time import longest_s
 from ansible.module_utils.gpuhost.host_io import Host
 from ansible.module_utils.gpuhost.module import run_module
 from ansible.module_utils.gpuhost.rollfile import LOCK_FILE, LOCK_WAIT_S, Roll, load
@@ -116,12 +116,8 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
 
     def gate(now: Roll) -> steps.Done:
         # A gate may take longer than the dead-man's deadline, and has a limit of its own.
-        places = 1 + len(params["targets"] or [item for item in workloads.survey(host) if item["gpu"]])
-        wanted = checks_of(params)
-        # cuda may run once more, as root, and what is required and has speeds a second time
-        checks = len(wanted) + bool(params["user"]) + len(set(params["required"] or []) & set(SLOW))
-        others = check_runner.LOCK_WAIT_S if set(wanted) & set(check_runner.EXCLUSIVE_CHECKS) else 0
-        deadman.renew(host, others + places * (checks * params["timeout_s"] + 180))
+        rest = (params["targets"], params["user"], params["timeout_s"])
+        deadman.renew(host, longest_s(host, checks_of(params), params["required"] or [], *rest))
         devices.record_if_right(host)  # for the next boot, planned or not
         lines = start_what_is_measured(host, now, params["targets"])
         answers, again = measure(host, params, now.gpu_nodes_before, rules)

@@ -6,7 +6,7 @@ import base64
 from collections.abc import Callable
 from typing import Any
 
-from . import baselines, check_runner
+from . import baselines, check_runner, deadman
 from .causes import CAUSES
 from .check_runner import HOST_CHECKS, Order
 from .documents import Blocker
@@ -14,6 +14,7 @@ from .errors import Stop, blocker, stop
 from .expectations import RULES_ARGUMENTS, Rules, rules_of
 from .gate_rows import said
 from .gate_text import quantity
+from .gate_time import longest_s
 from .host_io import Host
 
 COMMON: dict[str, Any] = {
@@ -92,6 +93,9 @@ def measure(
     archive = check_runner.place(host, params["archive"]) if root else base64.b64decode(params["archive"])
     order = Order(archive, [check], python, params["timeout_s"], user, params["quick"], decode)
     required = [check] if rules else []
+    if root:
+        # A trial may be armed while somebody measures by hand.
+        deadman.renew(host, longest_s(host, [check], required, wanted, user, params["timeout_s"]))
     answers, again = check_runner.measure_for_gate(host, order, wanted, (), required, rules or Rules())
     name = params["host_name"] or host.read_line("/proc/sys/kernel/hostname")
     document = {**check_runner.document(name, params["run_id"], answers), "concern": check}

@@ -216,3 +216,15 @@ def test_the_history_stays_on_the_host(host: FakeHost) -> None:
 
 def test_rows_of_a_gate_that_passes_have_no_cause() -> None:
     assert {row.cause for row in rows(gate(*MEMORY, record=True)).values()} == {None}
+
+
+def test_the_deadman_waits_for_what_is_measured_by_hand(host: FakeHost) -> None:
+    """``gate --tags decode`` while a trial is armed: the step may be measured twice, after another measurement."""
+    prepared(host)
+    step(host, "gpuhost_workload", state="drained")
+    deadman.arm(host, NEW, 900, 14400, 120)
+    booted(host, NEW, roll_of(host).running_before)
+    host.put("/proc/uptime", "100.00 0.00\n")
+    host.programs["lxc-attach",] = (0, '{"measurements": []}', "")
+    step(host, "gpuhost_decode_check", archive="", targets=["host"], timeout_s=500, fail_on_error=False)
+    assert deadman.state(host).deadline_s == 100 + check_runner.LOCK_WAIT_S + 2 * (2 * 500 + 180)
