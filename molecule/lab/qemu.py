@@ -126,23 +126,34 @@ def start(machine: Machine) -> None:
         time.sleep(0.1)
 
 
-def wait_for_exit(machine: Machine, limit_s: float) -> bool:
-    """True when QEMU has ended within the limit."""
-    deadline = time.monotonic() + limit_s
-    while (pid := machine.pid()) is not None and time.monotonic() < deadline:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)
-        time.sleep(0.1)
-    return machine.pid() is None
+def wait_for_exit(machine: Machine, limit_s: float, number: int | None = None) -> bool:
+    """True when QEMU has ended within the limit; ``number``: a signal to send it first.
+
+    Ended is the whole process, with its locks on the disks: it has no name and no memory any more some time before.
+    """
+    pid = machine.pid()
+    if pid is None:
+        return True
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        if number is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process, number)
+        ended = bool(select.select([process], [], [], limit_s)[0])
+    finally:
+        os.close(process)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+    return ended
 
 
 def cut_power(machine: Machine) -> None:
     """SIGKILL: nothing of the guest's memory reaches the disk any more."""
-    pid = machine.pid()
-    if pid is not None:
-        os.kill(pid, signal.SIGKILL)
-    if not wait_for_exit(machine, EXIT_LIMIT_S):
-        raise LabError(f"{machine.name}: process {pid} is still there {EXIT_LIMIT_S:.0f} s after SIGKILL")
+    if not wait_for_exit(machine, EXIT_LIMIT_S, signal.SIGKILL):
+        raise LabError(f"{machine.name}: process {machine.pid()} is still there {EXIT_LIMIT_S:.0f} s after SIGKILL")
     machine.pid_file.unlink(missing_ok=True)
 
 
