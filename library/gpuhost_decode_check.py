@@ -17,21 +17,6 @@ description:
   - It needs the first GPU for itself, and takes at most half of its free memory; where the model does not fit in that
     it measures fewer layers, and says so.
 options:
-  host_name: {description: 'Name in the document; empty: the host name.', type: str, default: ''}
-  run_id: {description: Name of the run in the document., type: str, default: ''}
-  archive: {description: 'The checks, base64; filled in by the action plugin.', type: str, required: true}
-  targets:
-    description: Containers to measure in, or V(host). Empty for every running container with a GPU, else the host.
-    type: list
-    elements: str
-    default: []
-    aliases: [target]
-  python: {description: 'Interpreter of the workload, a path where it runs.', type: str, default: /usr/bin/python3}
-  user:
-    description: 'User of the workload, a name or a uid inside the target; empty: root.'
-    type: str
-    default: ''
-  timeout_s: {description: Seconds until the check is killed., type: int, default: 120}
   quick: {description: 'Only the step as a whole, without its parts.', type: bool, default: false}
   model:
     description:
@@ -45,7 +30,7 @@ options:
   tolerance: {description: As for M(gpuhost_gate)., type: dict, default: {}}
   first_run: {description: As for M(gpuhost_gate)., type: str, choices: ['', record], default: ''}
   baseline: {description: As for M(gpuhost_gate)., type: str, choices: [keep, replace], default: keep}
-  fail_on_error: {description: Whether a measurement that is an error fails the task., type: bool, default: true}
+extends_documentation_fragment: gpuhost_check
 author: gpuhost
 attributes:
   check_mode: {support: full, description: Says what would run and where; runs nothing.}

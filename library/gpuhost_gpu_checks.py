@@ -57,10 +57,11 @@ baselines: {description: 'The file of baselines but for its history; empty: none
 
 from typing import Any
 
-from ansible.module_utils.gpuhost import baselines, check_runner, deadman, devices, steps, workloads
+from ansible.module_utils.gpuhost import check_runner, deadman, devices, steps, workloads
 from ansible.module_utils.gpuhost.blockers import KNOWN_CHECKS
+from ansible.module_utils.gpuhost.check_module import for_judge
 from ansible.module_utils.gpuhost.errors import stop
-from ansible.module_utils.gpuhost.expectations import RULES_ARGUMENTS, Rules, rules_of
+from ansible.module_utils.gpuhost.expectations import RULES_ARGUMENTS, Rules
 from ansible.module_utils.gpuhost.gate_time import longest_s
 from ansible.module_utils.gpuhost.host_io import Host
 from ansible.module_utils.gpuhost.module import run_module
@@ -103,13 +104,8 @@ def work(host: Host, params: dict[str, Any], check: bool) -> dict[str, Any]:
     unknown = [name for name in params["checks"] if name not in KNOWN_CHECKS]
     if unknown:
         raise stop("gate.unknown_check", "gpu_gate_checks", ", ".join(unknown), f"one of {', '.join(KNOWN_CHECKS)}")
-    roll, recorded = load(host), baselines.read(host)
-    rules = rules_of(params, recorded, check_runner.driver_version(host))
-    known = {
-        "kernel": host.read_line("/proc/sys/kernel/osrelease"),
-        "driver": rules.driver,
-        "baselines": baselines.without_history(recorded) if recorded else {},
-    }
+    roll = load(host)
+    known, rules = for_judge(host, params)
     if check:
         lines = check_runner.intended(host, order_of(params, b""), params["targets"])
         return {"changed": False, "targets": {}, "lines": lines, **known}

@@ -62,17 +62,22 @@ def work_for_gate(check: str) -> Callable[[Host, dict[str, Any], bool], dict[str
     """
 
     def work(host: Host, params: dict[str, Any], check_mode: bool) -> dict[str, Any]:
-        recorded = baselines.read(host) if host.is_root() else None
-        driver = check_runner.driver_version(host)
-        rules = rules_of(params, recorded, driver)
-        known = {
-            "kernel": host.read_line("/proc/sys/kernel/osrelease"),
-            "driver": driver,
-            "baselines": baselines.without_history(recorded) if recorded else {},
-        }
+        known, rules = for_judge(host, params)
         return {**measure(check, host, params, check_mode, rules), **known}
 
     return work
+
+
+def for_judge(host: Host, params: dict[str, Any]) -> tuple[dict[str, Any], Rules]:
+    """What the judge needs beside measurements, and what it is going to judge by. Raises Stop, see ``rules_of``."""
+    recorded = baselines.read(host) if host.is_root() else None
+    driver = check_runner.driver_version(host)
+    known = {
+        "kernel": host.read_line("/proc/sys/kernel/osrelease"),
+        "driver": driver,
+        "baselines": baselines.without_history(recorded) if recorded else {},
+    }
+    return known, rules_of(params, recorded, driver)
 
 
 def measure(

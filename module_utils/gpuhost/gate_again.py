@@ -53,9 +53,9 @@ def lines(slow: Mapping[str, Mapping[str, Sequence[Comparison]]]) -> list[str]:
     for target, checks in slow.items():
         for check, rows in checks.items():
             first = rows[0]
-            more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+            more = f"; and {len(rows) - 1} more" if len(rows) > 1 else ""
             value = quantity(first.value, first.unit)
-            found.append(f"{check} on {target} is measured again: {first.name}{more} is {value}, not {first.limit}")
+            found.append(f"{check} on {target} is measured again: {first.name} is {value}, not {first.limit}{more}")
     return found
 
 

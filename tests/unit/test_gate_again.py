@@ -110,8 +110,8 @@ def test_it_says_what_and_why() -> None:
     slow = gate_again.wanted(["memory"], {"host": answer(*memory(3000.0, 3100.0))}, RULES)
     (line,) = gate_again.lines(slow)
     assert line == (
-        "memory on host is measured again: memory.copy.gpu0 and 1 more is 3000 GB/s, not at least 3800 GB/s "
-        "(baseline - 5 %)"
+        "memory on host is measured again: memory.copy.gpu0 is 3000 GB/s, not at least 3800 GB/s (baseline - 5 %); "
+        "and 1 more"
     )
 
 

@@ -170,14 +170,19 @@ def test_a_gate_that_requires_nothing_is_refused_before_it_takes_the_gpus(host: 
 # --- the dead-man, and what goes over the wire
 
 
-def test_the_deadman_waits_for_the_longest_gate(host: FakeHost) -> None:
-    """Another measurement may have the GPUs for ten minutes first; and every check may take its whole limit."""
+def on_trial(host: FakeHost) -> None:
+    """The new kernel runs since 100 s, the dead-man is armed; checks give no measurements."""
     prepared(host)
     step(host, "gpuhost_workload", state="drained")
     deadman.arm(host, NEW, 900, 14400, 120)
     booted(host, NEW, roll_of(host).running_before)
     host.put("/proc/uptime", "100.00 0.00\n")
     host.programs["lxc-attach",] = (0, '{"measurements": []}', "")
+
+
+def test_the_deadman_waits_for_the_longest_gate(host: FakeHost) -> None:
+    """Another measurement may have the GPUs for ten minutes first; and every check may take its whole limit."""
+    on_trial(host)
     step(host, "gpuhost_gpu_checks", archive="", checks=["cuda"], required=["memory"], user="llm", timeout_s=200)
     # The container and the host; cuda, memory, cuda again as root, and memory again where it is slow.
     longest = 2 * (4 * 200 + 180) + check_runner.LOCK_WAIT_S
@@ -220,11 +225,6 @@ def test_rows_of_a_gate_that_passes_have_no_cause() -> None:
 
 def test_the_deadman_waits_for_what_is_measured_by_hand(host: FakeHost) -> None:
     """``gate --tags decode`` while a trial is armed: the step may be measured twice, after another measurement."""
-    prepared(host)
-    step(host, "gpuhost_workload", state="drained")
-    deadman.arm(host, NEW, 900, 14400, 120)
-    booted(host, NEW, roll_of(host).running_before)
-    host.put("/proc/uptime", "100.00 0.00\n")
-    host.programs["lxc-attach",] = (0, '{"measurements": []}', "")
+    on_trial(host)
     step(host, "gpuhost_decode_check", archive="", targets=["host"], timeout_s=500, fail_on_error=False)
     assert deadman.state(host).deadline_s == 100 + check_runner.LOCK_WAIT_S + 2 * (2 * 500 + 180)

@@ -25,7 +25,9 @@ def constants(name: str) -> dict[str, Any]:
     """DOCUMENTATION and RETURN, parsed."""
     found = _assigned(REPOSITORY / "library" / f"{name}.py")
     if fragment := found["DOCUMENTATION"].get("extends_documentation_fragment"):
-        found["DOCUMENTATION"].update(_assigned(REPOSITORY / "doc_fragments" / f"{fragment}.py")["DOCUMENTATION"])
+        shared = _assigned(REPOSITORY / "doc_fragments" / f"{fragment}.py")["DOCUMENTATION"]["options"]
+        # A module's own words come before the shared ones, as in ansible-doc.
+        found["DOCUMENTATION"]["options"] = {**shared, **found["DOCUMENTATION"].get("options", {})}
     return found
 
 
