@@ -10,6 +10,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Callable, ClassVar
 
@@ -200,8 +201,11 @@ class Child:
     _living = 0
     """How many there are now: as long as there is one, orphans below us become our children, see ``processes``."""
 
-    _others: ClassVar[set[int]] = set()
-    """All of them, also those that began after this one, and what outlived SIGKILL: none of its own, whoever ends."""
+    _begun: ClassVar[set[int]] = set()
+    """All that were not ended yet, also those that began after this one."""
+
+    _unkillable: ClassVar[set[int]] = set()
+    """What outlived SIGKILL."""
 
     def __init__(self, function: Callable[[PipeReport], None]) -> None:
         """Start it. Raises OSError where no process can be had."""
@@ -221,7 +225,7 @@ class Child:
             self._pid = os.fork()
             if self._pid == 0:
                 processes.only_live(parent, functools.partial(_life, function, report, stderr))
-            Child._others.add(self._pid)
+            Child._begun.add(self._pid)
         except OSError:
             self.__exit__()
             raise
@@ -244,9 +248,9 @@ class Child:
             processes.prctl(processes.PR_SET_CHILD_SUBREAPER, 0)
 
     def _end(self) -> tuple[int | None, list[int]]:
-        Child._others.discard(self._pid)
-        wait_status, survivors = processes.end_all(self._pid, self._spared | Child._others)
-        Child._others.update(survivors)
+        Child._begun.discard(self._pid)
+        wait_status, survivors = processes.end_all(self._pid, self._spared | Child._begun | Child._unkillable)
+        Child._unkillable.update(survivors)
         self._pid = 0
         return wait_status, survivors
 
@@ -264,3 +268,19 @@ class Child:
         seconds = time.monotonic() - begin
         line = last_line(self._listener.stderr)
         return Outcome(self._listener.heard, timed_out, wait_status, line, survivors, seconds, state)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def none_left() -> Iterator[None]:
+        """Afterwards no child is left that was not there before.
+
+        Also none of which no ``with`` knows: a signal may end us between a fork and the next line.
+        """
+        before = processes.children(os.getpid())
+        try:
+            yield
+        finally:
+            spared = before | Child._unkillable
+            left = processes.children(os.getpid()) - spared
+            if left:
+                processes.end_all(min(left), spared)

@@ -16,6 +16,7 @@ from gpu_checks.registry import DEFAULT_TIMEOUT_SECONDS, REGISTRY, Options
 from gpu_checks.runner import run_checks
 
 RAN, USAGE = 0, 2
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def seconds_above_zero(text: str) -> float:
@@ -92,7 +93,9 @@ def _write(text: str) -> int:
 
 
 def _end(number: int, _frame: object) -> NoReturn:
-    """Turn a signal into an exit, so that a running check is ended on the way out."""
+    """Turn a signal into an exit, so that a running check is ended on the way out; another one does not stop that."""
+    for each in ENDING:
+        signal.signal(each, signal.SIG_IGN)
     raise SystemExit(128 + number)
 
 
@@ -123,7 +126,7 @@ def main(argv: list[str] | None = None) -> int:
         unknown = [name for name in arguments.checks if name not in REGISTRY]
         if unknown:
             made.error(f"unknown check {', '.join(unknown)}: choose from {', '.join(REGISTRY)}; or all or list, alone")
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in ENDING:
             signal.signal(number, _end)
         return _run(arguments)
     except SystemExit as leaving:

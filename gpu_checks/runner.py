@@ -127,7 +127,7 @@ def _begin_ahead(checks: list[Check], options: Options, ends: ExitStack) -> dict
 def run_checks(checks: list[Check], options: Options) -> list[Measurement]:
     """Run them one after the other, in this order; no process of theirs is left. Never raises for what a check does."""
     made: list[Measurement] = []
-    with ExitStack() as ends:
+    with Child.none_left(), ExitStack() as ends:
         ahead = _begin_ahead(checks, options, ends)
         for check in checks:
             if check.name in ahead:

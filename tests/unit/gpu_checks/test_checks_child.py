@@ -244,8 +244,15 @@ def test_files_do_not_leak():
 SCRIPT = """
 import os, sys, time
 from gpu_checks import cli, registry
+fork = os.fork
+def slow_fork():
+    pid = fork()
+    if pid:
+        time.sleep({after_fork_s})
+    return pid
+os.fork = slow_fork
 def hang(options, report):
-    other = os.fork()
+    other = fork()
     if other == 0:
         time.sleep(60)
     print(os.getpid(), other, flush=True)
@@ -256,21 +263,21 @@ sys.exit(cli.main(["cuda", "--json", "--timeout", "60"]))
 """
 
 
-def hanging_command(tmp_path):
+def hanging_command(tmp_path, after_fork_s=0):
     note = tmp_path / "pids"
-    command = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT.format(note=str(note))], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    deadline = time.monotonic() + 10
+    script = SCRIPT.format(note=str(note), after_fork_s=after_fork_s)
+    command = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 30
     while not (note.exists() and note.read_text().endswith("\n")):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     return command, [int(pid) for pid in note.read_text().split()]
 
 
+@pytest.mark.parametrize("after_fork_s", [0, 30], ids=["it waits", "it does not know its child yet"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_stopping_the_command_stops_its_check(tmp_path, number):
-    command, pids = hanging_command(tmp_path)
+def test_stopping_the_command_stops_its_check(tmp_path, number, after_fork_s):
+    command, pids = hanging_command(tmp_path, after_fork_s)
     command.send_signal(number)
     out, err = command.communicate(timeout=10)
     assert (command.returncode, out, err) == (128 + number, b"", b"")
