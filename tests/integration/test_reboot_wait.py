@@ -115,19 +115,18 @@ def machine_that_is_off(port: int) -> Iterator[None]:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[SshHost]:
-    """Root's sshd wants an empty folder of its own, which its unit makes: without that unit it lasts for one test."""
-    own = Path("/run/sshd")
-    makes = os.geteuid() == 0 and not own.is_dir()
-    if makes:
-        own.mkdir(mode=0o755)
+    """Root's sshd wants an empty folder of its own, which its unit makes where there is one.
+
+    It stays: a test beside this one needs it as well, and it is gone with the next boot.
+    """
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     made = SshHost(tmp_path)
     yield made
     made.stop()
     if made.play is not None and made.play.poll() is None:
         made.play.kill()
         made.play.communicate()
-    if makes:
-        own.rmdir()
 
 
 def waiting(host: SshHost, **arguments: object) -> subprocess.Popen[str]:
