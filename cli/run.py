@@ -67,6 +67,7 @@ def check_inventory(request: Request) -> None:
     result = subprocess.run(
         argv,
         env={**os.environ, **environment("", request.runs_dir)},
+        stdin=subprocess.DEVNULL,  # ours may be set not to block, by whoever shares it: Ansible refuses that
         capture_output=True,
         text=True,
         timeout=INVENTORY_TIMEOUT_S,

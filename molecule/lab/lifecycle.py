@@ -6,7 +6,7 @@ from pathlib import Path
 
 from . import guest, inventory, qemu
 from .command import heartbeat, say
-from .errors import LabError
+from .errors import LabError, NoAnswer
 from .image import Image, ensure_image, locked, register_user
 from .image_recipe import Loader
 from .machine import (
@@ -48,7 +48,7 @@ def up(name: str, *, origin: str | None, loader: Loader | None, memory_mib: int,
         guest.wait_for_boot(new)
     else:
         _create(new, origin, loader, memory_mib)
-        boot(new)
+        _boot_new(new)
         flags = ["--workload"] if workload else []
         with heartbeat(f"{name}: set the name" + (" and start gpu-ct" if workload else ""), INTRODUCE_EXPECTED_S):
             guest.execute(new, ["/usr/libexec/gpuhost-lab/introduce", name, *flags], INTRODUCE_LIMIT_S)
@@ -86,13 +86,23 @@ def _overlay(target: Machine, source: Path) -> None:
         qemu.create_overlay((source / overlay.name).resolve(), overlay)
 
 
-def boot(existing: Machine) -> None:
+def boot(existing: Machine, limit_s: float = guest.BOOT_LIMIT_S) -> None:
     """Start QEMU and wait for the guest; gives no new name, starts no container."""
     image = Image(cache_root() / existing.settings.image)
     if not image.disk.exists():
         raise LabError(f"{existing.name}: its image {image.folder} is gone: down and up again")
     qemu.start(existing)
-    guest.wait_for_boot(existing)
+    guest.wait_for_boot(existing, limit_s)
+
+
+def _boot_new(new: Machine) -> None:
+    """Boot a machine that has done nothing yet; one that stands still is started once more."""
+    try:
+        boot(new, guest.STANDS_STILL_S)
+    except NoAnswer as error:
+        say(f"{error}\n{new.name}: started once more")
+        qemu.cut_power(new)
+        boot(new)
 
 
 def start(name: str) -> Machine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +14,11 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.play
 
 
-def gpuhost(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def gpuhost(tmp_path: Path, *arguments: str, stdin: int | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(BIN / "gpuhost"), *arguments, "--runs", str(tmp_path / "runs")],
         cwd=tmp_path,
+        stdin=stdin,
         capture_output=True,
         text=True,
         timeout=300,
@@ -43,6 +45,19 @@ def test_inventory_that_cannot_be_parsed(tmp_path: Path) -> None:
     assert result.stderr.startswith("gpuhost: inventory.unreadable: ")
     assert "ansible-inventory -i" in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_input_that_somebody_has_set_not_to_block(tmp_path: Path) -> None:
+    """As an ssh that was killed, or Node.js, leaves a terminal or a file that others have, too."""
+    source = inventory(
+        tmp_path, "gpu_hosts:\n  hosts:\n    gpu1.example.com: {ansible_host: 127.0.0.1, ansible_port: 1}\n"
+    )
+    with open(os.devnull) as shared:
+        os.set_blocking(shared.fileno(), False)
+        result = gpuhost(tmp_path, "status", "-i", source, stdin=shared.fileno())
+        assert not os.get_blocking(shared.fileno())
+    assert "blocking IO" not in result.stdout + result.stderr
+    assert "gpu1.example.com" in result.stdout + result.stderr
 
 
 def test_inventory_without_the_group(tmp_path: Path) -> None:

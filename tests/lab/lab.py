@@ -32,7 +32,9 @@ BOOT_UNIT = {
 def lab(*arguments: str, timeout_s: float = 900) -> str:
     """Run the lab's command; its output. A failure is a test error with the lab's own message."""
     argv = [sys.executable, "-m", "gpuhost_lab", *arguments]
-    result = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)
+    result = subprocess.run(
+        argv, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
     assert result.returncode == 0, f"{' '.join(argv)}\n{result.stdout[-2000:]}\n{result.stderr[-4000:]}"
     return result.stdout
 
@@ -42,7 +44,9 @@ def create(name: str) -> None:
     variables = json.dumps({"lab_machines": [name]})
     argv = [str(BIN / "ansible-playbook"), str(ROOT / "molecule" / "default" / "create.yml"), "-i", "localhost,"]
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
-    subprocess.run([*argv, "-e", variables], cwd=ROOT, env=environment, timeout=1800, check=True)
+    subprocess.run(
+        [*argv, "-e", variables], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, timeout=1800, check=True
+    )
 
 
 def wait_for_snapshot(name: str) -> None:
@@ -89,9 +93,15 @@ Host *
 
 
 def guest(name: str, *argv: str, timeout_s: float = 120) -> str:
-    """Run a program in a machine as root; its output."""
+    """Run a program in a machine as root; its output.
+
+    Its input is its own: an ssh that is killed leaves what it shares with others set not to block, and Ansible refuses
+    to run with that.
+    """
     command = [sys.executable, "-m", "gpuhost_lab", "ssh", "--name", name, "--", *argv]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, check=False)
+    result = subprocess.run(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
     assert result.returncode == 0, f"{name}: {' '.join(argv)}\n{result.stdout}\n{result.stderr}"
     return result.stdout
 
@@ -201,7 +211,11 @@ def start_gpuhost(runs: Path, *arguments: str, log: Path) -> subprocess.Popen[by
     """Start the command with its output in a file."""
     with log.open("wb") as out:
         return subprocess.Popen(
-            [str(BIN / "gpuhost"), *arguments, "--runs", str(runs)], cwd=ROOT, stdout=out, stderr=subprocess.STDOUT
+            [str(BIN / "gpuhost"), *arguments, "--runs", str(runs)],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
         )
 
 
@@ -243,7 +257,14 @@ def playbook(runs: Path, name: str, *arguments: str, timeout_s: float = 1800) ->
     begun = time.monotonic()
     with log.open("wb") as out:
         status = subprocess.run(
-            argv, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT, timeout=timeout_s, check=False
+            argv,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            timeout=timeout_s,
+            check=False,
         ).returncode
     return finished(runs, before, status, log, time.monotonic() - begun)
 

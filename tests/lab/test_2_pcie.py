@@ -59,7 +59,14 @@ def tune(runs: Path, *arguments: str) -> Run:
     argv = [str(BIN / "ansible-playbook"), str(path), "-i", str(INVENTORY), "--limit", HOST, *arguments]
     with log.open("wb") as out:
         status = subprocess.run(
-            argv, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT, timeout=600, check=False
+            argv,
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            timeout=600,
+            check=False,
         ).returncode
     return finished(runs, before, status, log, time.monotonic() - begun)
 

@@ -1,4 +1,4 @@
-"""The lab's machines end as a whole: the next start must not meet their locks."""
+"""The lab's machines begin, if need be at the second time, and end as a whole: no start meets the one before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuhost_lab import qemu
+from gpuhost_lab import lifecycle, qemu
+from gpuhost_lab.errors import LabError, NoAnswer
 from gpuhost_lab.machine import Machine
 
 HOLD = """
@@ -56,3 +57,24 @@ def test_a_machine_that_does_not_end_is_told(machine: Machine) -> None:
         machine.pid_file.write_text(str(process.pid))
         assert not qemu.wait_for_exit(machine, 0.2)
         process.kill()
+
+
+@pytest.mark.parametrize("silent", [0, 1, 2])
+def test_a_new_machine_that_stands_still_is_started_once_more(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, silent: int
+) -> None:
+    done: list[str] = []
+
+    def boot(_machine: Machine, _limit_s: float = 300.0) -> None:
+        done.append("boot")
+        if done.count("boot") <= silent:
+            raise NoAnswer("m1: no ssh")
+
+    monkeypatch.setattr(lifecycle, "boot", boot)
+    monkeypatch.setattr(qemu, "cut_power", lambda _machine: done.append("cut"))
+    if silent < 2:
+        lifecycle._boot_new(machine)
+    else:
+        with pytest.raises(LabError, match="no ssh"):
+            lifecycle._boot_new(machine)
+    assert done == (["boot"] if silent == 0 else ["boot", "cut", "boot"])
