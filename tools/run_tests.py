@@ -19,8 +19,9 @@ TICK_S = 10
 FULL = "tests/lab/full"
 STEAL = ["--dist", "worksteal"]
 """Whoever is through takes tests from the others: a few of them take a minute."""
-TWO_FILES = ["-n", "2", "--dist", "loadfile"]
-"""The tests of one file run in order in one process, those of another beside them: see tests/lab/conftest.py."""
+ONE_FILE = ["-n", "1", "--dist", "loadfile"]
+"""Two at a time take 12 minutes less, and work; but two emulated machines on two cores stood still or panicked in two of
+three runs, which one at a time has not been seen to do."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ STEPS = [
     Step("units", pytest("tests/unit", "tests/gpu", "-q", "-n", "2", *STEAL, "--timeout", "300"), 300, "unit"),
     # Mostly waiting: for ssh, for a host that is to come back, for a limit to pass.
     Step("plays", pytest("tests/integration", "-q", "-n", "3", *STEAL, "--timeout", "600"), 240, "play"),
-    Step("lab", pytest("tests/lab", "-v", "-x", *TWO_FILES, "--timeout", "3600", "--ignore", FULL), 1800, "lab"),
+    Step("lab", pytest("tests/lab", "-v", "-x", *ONE_FILE, "--timeout", "3600", "--ignore", FULL), 2400, "lab"),
 ]
 FULL_STEPS = [
     Step(
