@@ -20,8 +20,8 @@ FULL = "tests/lab/full"
 STEAL = ["--dist", "worksteal"]
 """Whoever is through takes tests from the others: a few of them take a minute."""
 ONE_FILE = ["-n", "1", "--dist", "loadfile"]
-"""Two at a time take 12 minutes less; but two emulated machines on two cores stood still or panicked in two of three
-runs, which one at a time has not been seen to do."""
+"""Two at a time take less; but of two emulated machines on two cores one stood still, or did not come up, in two of
+three runs."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Fixtures of the lab tests. Those of a file run in the order in which they are written, each where the last one ended.
 
 Two files can run at the same time (``-n 2 --dist loadfile``): each has machines of its own, and what the first one
-saves is waited for. A machine that installs packages keeps one processor busy, so two cost little more than one. The
+saves is waited for. ``make test`` takes one at a time: see tools/run_tests.py for why. The
 names give the order: the longest file first, and files of about the same length last.
 """
 
